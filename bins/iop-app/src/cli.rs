@@ -1,0 +1,260 @@
+//! Decides which commands the binaries have. Each `main` calls one function of this module.
+
+use std::io::{IsTerminal as _, Read as _, stdin};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use clap::{Args, Parser, Subcommand};
+use iop_edge_core::token::{Token, TokenKind};
+use iop_execution::Redacted;
+
+use crate::config::edge::edge_schema;
+use crate::config::tree::Tree;
+use crate::config::{EdgeConfig, NodeOptions, Problems};
+use crate::exit::{Exit, Failure};
+use crate::init::{InitOptions, init};
+use crate::telemetry::LogOptions;
+use crate::term::{note, say};
+use crate::up::UpOptions;
+use crate::{serve_edge, serve_node, up};
+
+#[cfg(test)]
+mod tests;
+
+/// Variable that holds a Node's token. A flag for it would be visible to other users of the machine.
+const TOKEN_VARIABLE: &str = "IOP_NODE_TOKEN";
+
+/// One OpenAI base URL for every model server you run
+#[derive(Debug, Parser)]
+#[command(name = "iop", version, disable_help_subcommand = true)]
+struct Iop {
+    #[command(subcommand)]
+    command: IopCommand,
+    #[command(flatten)]
+    log: LogOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum IopCommand {
+    /// Serve what runs on this machine: finds Ollama, vLLM, llama.cpp, LM Studio and SGLang, or uses a demo model
+    Up(Box<UpOptions>),
+    /// Write what an Edge and a Node on two machines need: certificates, token, key, configs
+    Init(InitOptions),
+    /// Check config files without starting anything; exit code 2 if one can't be used
+    Check {
+        /// edge.yaml or node.yaml
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+}
+
+/// The Edge: takes OpenAI requests and gives them to Nodes
+#[derive(Debug, Parser)]
+#[command(name = "iop-edge", version, disable_help_subcommand = true)]
+struct IopEdge {
+    #[command(subcommand)]
+    command: EdgeCommand,
+    #[command(flatten)]
+    log: LogOptions,
+}
+
+#[derive(Debug, Args)]
+struct EdgeFile {
+    /// Config file; `iop init` writes one
+    #[arg(long, short, env = "IOP_EDGE_CONFIG", default_value = "edge.yaml", value_name = "FILE")]
+    config: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum EdgeCommand {
+    /// Serve until SIGTERM or Ctrl-C; a second one ends at once
+    Serve(EdgeFile),
+    /// Check the config without starting anything; exit code 2 if it can't be used
+    Check(EdgeFile),
+    /// Print the JSON Schema of edge.yaml
+    Schema,
+    /// Read a token or key from standard input and print what edge.yaml holds of it
+    Hash,
+}
+
+/// The Node: runs beside the models and dials out to its Edge
+#[derive(Debug, Parser)]
+#[command(name = "iop-node", version, disable_help_subcommand = true)]
+struct IopNode {
+    #[command(subcommand)]
+    command: NodeCommand,
+    #[command(flatten)]
+    log: LogOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum NodeCommand {
+    /// Serve until SIGTERM or Ctrl-C; a second one ends at once
+    Serve(Box<NodeOptions>),
+    /// Check the settings without connecting; exit code 2 if they can't be used
+    Check(Box<NodeOptions>),
+}
+
+/// `iop`.
+#[must_use]
+pub fn iop() -> ExitCode {
+    let Iop { command, log } = Iop::parse();
+    finish(match command {
+        IopCommand::Up(options) => start_log(&log, "warn,iop::access=info").and_then(|()| block_on(up::up(*options))),
+        IopCommand::Init(options) => run_init(&options),
+        IopCommand::Check { files } => check_files(&files),
+    })
+}
+
+/// `iop-edge`.
+#[must_use]
+pub fn iop_edge() -> ExitCode {
+    let IopEdge { command, log } = IopEdge::parse();
+    finish(match command {
+        EdgeCommand::Serve(EdgeFile { config }) => match EdgeConfig::load(&config) {
+            (Some(loaded), problems) => {
+                let wanted = &loaded.config.observability;
+                let log = log.or(wanted.log, wanted.filter.clone());
+                report(&problems);
+                start_log(&log, crate::telemetry::DEFAULT_FILTER).and_then(|()| block_on(serve_edge::serve(loaded)))
+            }
+            (None, problems) => Err(refused(&problems)),
+        },
+        EdgeCommand::Check(EdgeFile { config }) => checked(&EdgeConfig::load(&config).1),
+        EdgeCommand::Schema => {
+            say(format!("{:#}", edge_schema()));
+            Ok(())
+        }
+        EdgeCommand::Hash => hash(),
+    })
+}
+
+/// `iop-node`.
+#[must_use]
+pub fn iop_node() -> ExitCode {
+    let IopNode { command, log } = IopNode::parse();
+    finish(match command {
+        NodeCommand::Serve(options) => match with_token(*options).load() {
+            (Some(settings), problems) => {
+                report(&problems);
+                start_log(&log, crate::telemetry::DEFAULT_FILTER).and_then(|()| block_on(serve_node::serve(settings)))
+            }
+            (None, problems) => Err(refused(&problems)),
+        },
+        NodeCommand::Check(options) => checked(&with_token(*options).load().1),
+    })
+}
+
+fn with_token(options: NodeOptions) -> NodeOptions {
+    let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty()).map(Redacted::new);
+    NodeOptions { token, ..options }
+}
+
+fn start_log(log: &LogOptions, default: &str) -> Result<(), Failure> {
+    log.clone().or(None, Some(default.to_owned())).start().map_err(Failure::usage)
+}
+
+fn block_on<F: Future<Output = Result<(), Failure>>>(work: F) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::fatal(format!("can't start: {error}")))?;
+    let result = runtime.block_on(work);
+    // Blocking calls that hang (a name resolver) must not hold the exit.
+    runtime.shutdown_background();
+    result
+}
+
+fn finish(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => Exit::Shutdown.into(),
+        Err(failure) => {
+            note(&failure);
+            failure.exit.into()
+        }
+    }
+}
+
+/// Warnings of a config that is used all the same.
+fn report(problems: &Problems) {
+    let text = problems.to_string();
+    if !text.is_empty() {
+        note(text.trim_end());
+    }
+}
+
+fn counted(problems: &Problems) -> String {
+    let (errors, warnings) = problems.counts();
+    let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    match (errors, warnings) {
+        (0, 0) => "no problem found".to_owned(),
+        (0, _) => plural(warnings, "warning"),
+        (_, 0) => plural(errors, "error"),
+        (_, _) => format!("{}, {}", plural(errors, "error"), plural(warnings, "warning")),
+    }
+}
+
+fn refused(problems: &Problems) -> Failure {
+    report(problems);
+    Failure::usage(format!("{}: {}", problems.file(), counted(problems)))
+}
+
+fn checked(problems: &Problems) -> Result<(), Failure> {
+    if problems.has_errors() {
+        return Err(refused(problems));
+    }
+    report(problems);
+    say(format!("{}: {}", problems.file(), counted(problems)));
+    Ok(())
+}
+
+fn check_files(files: &[PathBuf]) -> Result<(), Failure> {
+    let mut last = Ok(());
+    for file in files {
+        let problems = if is_node_file(file) {
+            with_token(NodeOptions { config: Some(file.clone()), ..NodeOptions::default() }).load().1
+        } else {
+            EdgeConfig::load(file).1
+        };
+        if let Err(failure) = checked(&problems)
+            && let Err(earlier) = std::mem::replace(&mut last, Err(failure))
+        {
+            note(earlier);
+        }
+    }
+    last
+}
+
+/// A Node's file says where its Edge is; an Edge's file can't.
+fn is_node_file(path: &std::path::Path) -> bool {
+    let Ok(text) = std::fs::read_to_string(path) else { return false };
+    Tree::parse(&text, &mut Problems::default())
+        .is_some_and(|tree| ["edge", "token_file", "token", "dial_address", "reconnect"].iter().any(|key| tree.get(key).is_some()))
+}
+
+fn run_init(options: &InitOptions) -> Result<(), Failure> {
+    let done = init(options, SystemTime::now())?;
+    say(done.text);
+    Ok(())
+}
+
+fn hash() -> Result<(), Failure> {
+    if stdin().is_terminal() {
+        note("paste the token, then press Enter and Ctrl-D:");
+    }
+    let mut text = String::new();
+    stdin().take(4096).read_to_string(&mut text).map_err(|error| Failure::usage(format!("can't read the token: {error}")))?;
+    say(hash_lines(&text)?);
+    Ok(())
+}
+
+fn hash_lines(text: &str) -> Result<String, Failure> {
+    let text = text.trim();
+    if let Some(token) = Token::parse(TokenKind::Node, text) {
+        return Ok(format!("token_id: \"{}\"\ntoken_hash: \"{}\"", token.id().as_str(), token.hash()));
+    }
+    if let Some(key) = Token::parse(TokenKind::ApiKey, text) {
+        return Ok(format!("id: \"{}\"\nhash: \"{}\"", key.id().as_str(), key.hash()));
+    }
+    Err(Failure::usage("that is no token: iopn_<8 characters>_<43 characters> for a Node, iopk_… for a client")
+        .hint("`iop init` makes one of each: echo \"$TOKEN\" | iop-edge hash"))
+}

@@ -1,0 +1,40 @@
+use clap::CommandFactory as _;
+
+use super::*;
+use crate::testdir::TestDir;
+
+#[test]
+fn the_command_lines_are_consistent() {
+    // BIN-1, BIN-2
+    for command in [Iop::command(), IopEdge::command(), IopNode::command()] {
+        command.debug_assert();
+    }
+}
+
+#[test]
+fn hash_prints_what_the_config_wants_and_nothing_secret() {
+    // REG-6
+    for kind in [TokenKind::Node, TokenKind::ApiKey] {
+        let token = Token::generate(kind).unwrap();
+        let lines = hash_lines(&format!("{}\n", token.reveal())).unwrap();
+        assert!(lines.contains(&token.hash().to_string()) && lines.contains(token.id().as_str()), "{lines}");
+        assert!(!lines.contains(&token.reveal()[14..]), "{lines}");
+    }
+    let failure = hash_lines("SENTINEL").unwrap_err();
+    assert!(failure.exit == Exit::Usage && !failure.to_string().contains("SENTINEL"), "{failure}");
+}
+
+#[test]
+fn check_tells_the_two_files_apart_and_ends_with_2() {
+    // BIN-4, BIN-5
+    let dir = TestDir::new();
+    let options = InitOptions { dir: dir.path().to_owned(), node: "n".to_owned(), ..InitOptions::default() };
+    init(&options, SystemTime::now()).unwrap();
+    let (edge, node) = (dir.path().join("edge.yaml"), dir.path().join("node.yaml"));
+    assert_eq!(check_files(&[edge.clone(), node.clone()]), Ok(()));
+    std::fs::write(&node, "edge: https://e\ntokenfile: x\n").unwrap();
+    let failure = check_files(&[edge, node]).unwrap_err();
+    assert_eq!(failure.exit, Exit::Usage);
+    assert!(failure.message.contains("node.yaml"), "{failure}");
+    assert_eq!(check_files(&[dir.path().join("none.yaml")]).unwrap_err().exit, Exit::Usage);
+}

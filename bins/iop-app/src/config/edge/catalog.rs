@@ -1,0 +1,150 @@
+//! Decides what the engine gets of a config: its catalog, its keys, its settings of the OpenAI surface.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
+use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig, ResponseModel};
+use iop_edge_core::token::TokenId;
+use iop_execution::{AdapterKey, ModelName, NodeId, Principal, ProviderId, Target};
+use iop_wire::{CancelPolicy, ProviderConfig, WireMode};
+
+use super::{LoadedEdge, ModelsConfig, NodeRecord, ProviderRecord, QueueConfig, ResponseModelConfig, WireConfig};
+use crate::config::secret::resolve_hash;
+use crate::exit::Failure;
+
+/// A config that passed its check fails here only when a file changed since, or a name is too long.
+fn unusable(what: &str, error: impl std::fmt::Display) -> Failure {
+    Failure::usage(format!("{what}: {error}")).hint("iop-edge check --config edge.yaml")
+}
+
+impl QueueConfig {
+    /// For the engine.
+    #[must_use]
+    pub fn defaults(&self) -> QueueDefaults {
+        QueueDefaults { max_waiting: self.max_waiting as usize, timeout: Duration::from_millis(self.timeout_ms) }
+    }
+}
+
+impl ProviderRecord {
+    /// What the Node gets of this provider.
+    ///
+    /// # Errors
+    /// [`Failure`] when a name is invalid.
+    pub fn provider_config(&self) -> Result<ProviderConfig, Failure> {
+        let bad = |error| unusable("provider", error);
+        let targets: Result<_, _> = self.targets.iter().map(Target::new).collect();
+        Ok(ProviderConfig {
+            provider_id: ProviderId::new(&self.id).map_err(bad)?,
+            adapter: AdapterKey::new(self.adapter.as_ref().unwrap_or(&self.id)).map_err(bad)?,
+            kind: self.kind.clone(),
+            base_url: self.base_url.clone().unwrap_or_default(),
+            wire: match self.wire {
+                WireConfig::Auto => WireMode::Auto,
+                WireConfig::Run => WireMode::Run,
+            },
+            capacity: self.capacity.unwrap_or(0),
+            long_capacity: self.long_capacity.unwrap_or(0),
+            targets: targets.map_err(bad)?,
+            response_stall_timeout_ms: self.response_stall_timeout_ms,
+            first_response_timeout_ms: 0,
+            stall_per_1k_prompt_ms: 0,
+            close_grace_ms: self.close_grace_ms,
+            probe_timeout_ms: 0,
+            terminal_linger_ms: self.terminal_linger_ms,
+            cancel_policy: CancelPolicy::Abort,
+            auth: self.auth.as_ref().map(|auth| auth.bearer.clone()).unwrap_or_default(),
+        })
+    }
+}
+
+impl LoadedEdge {
+    fn node(&self, node: &NodeRecord) -> Result<NodeEntry, Failure> {
+        let bad = |error: &dyn std::fmt::Display| unusable(&format!("node {}", node.id), error);
+        let mut providers = Vec::new();
+        for provider in &node.providers {
+            let mut entry = ProviderEntry::new(provider.provider_config()?);
+            entry.enabled = provider.enabled;
+            providers.push(entry);
+        }
+        Ok(NodeEntry::new(
+            NodeId::new(&node.id).map_err(|error| bad(&error))?,
+            TokenId::parse(&node.token_id).ok_or_else(|| bad(&"no token id"))?,
+            resolve_hash(&self.base, &node.token_hash).map_err(|error| bad(&error))?,
+            providers,
+        ))
+    }
+
+    /// The engine's catalog. `created` is what `/v1/models` says, in Unix seconds.
+    ///
+    /// # Errors
+    /// [`Failure`] with exit code 2.
+    pub fn catalog(&self, created: u64) -> Result<Catalog, Failure> {
+        let queue = self.config.queue.defaults();
+        let mut catalog = Catalog::builder().created(created).queue(queue);
+        for node in &self.config.nodes {
+            catalog = catalog.node(self.node(node)?);
+        }
+        match &self.config.models {
+            ModelsConfig::Auto => catalog = catalog.models_auto(true),
+            ModelsConfig::Groups(groups) => {
+                for group in groups {
+                    let bad = |error| unusable(&format!("model {}", group.name), error);
+                    let mut candidates = Vec::new();
+                    for candidate in &group.candidates {
+                        let target = Target::new(candidate.target.as_ref().unwrap_or(&group.name)).map_err(bad)?;
+                        let provider = ProviderId::new(&candidate.provider).map_err(bad)?;
+                        candidates.push(Candidate::new(provider, target).with_weight(candidate.weight));
+                    }
+                    let mut model = ModelGroup::new(ModelName::new(&group.name).map_err(bad)?, candidates, queue);
+                    model.aliases = group.aliases.iter().map(ModelName::new).collect::<Result<_, _>>().map_err(bad)?;
+                    catalog = catalog.model(model);
+                }
+            }
+        }
+        catalog.build().map_err(|error| unusable("config", error))
+    }
+
+    /// Who may call.
+    ///
+    /// # Errors
+    /// [`Failure`] with exit code 2.
+    pub fn api_keys(&self) -> Result<ApiKeys, Failure> {
+        let records = &self.config.auth.api_keys;
+        if records.is_empty() {
+            return Ok(ApiKeys::open());
+        }
+        let mut keys = Vec::new();
+        for record in records {
+            let bad = |error: &dyn std::fmt::Display| unusable(&format!("API key {}", record.id), error);
+            let models = if record.models.iter().any(|model| model == "*") {
+                AllowedModels::All
+            } else {
+                let models: Result<_, _> = record.models.iter().map(ModelName::new).collect();
+                AllowedModels::Only(models.map_err(|error| bad(&error))?)
+            };
+            let principal = Principal::new(record.principal.as_ref().unwrap_or(&record.id)).map_err(|error| bad(&error))?;
+            let hash = resolve_hash(&self.base, &record.hash).map_err(|error| bad(&error))?;
+            let hash = hash.to_string().parse().map_err(|error| bad(&error))?;
+            keys.push(ApiKeyRecord::new(record.id.clone(), hash, principal, models).map_err(|error| bad(&error))?);
+        }
+        ApiKeys::records(keys).map_err(|error| unusable("API keys", error))
+    }
+
+    /// Settings of the OpenAI surface.
+    ///
+    /// # Errors
+    /// [`Failure`] with exit code 2.
+    pub fn openai(&self) -> Result<OpenAiConfig, Failure> {
+        let deadline = Duration::from_millis(self.config.request_deadline_ms);
+        let mut openai = OpenAiConfig::default()
+            .with_keys(Arc::new(self.api_keys()?))
+            .with_response_model(match self.config.response_model {
+                ResponseModelConfig::Requested => ResponseModel::Requested,
+                ResponseModelConfig::Target => ResponseModel::Target,
+            })
+            .with_request_deadline(Some(deadline));
+        openai.max_body_bytes = usize::try_from(self.config.limits.request_body_bytes).unwrap_or(usize::MAX);
+        Ok(openai)
+    }
+}

@@ -1,0 +1,248 @@
+//! Decides what must fit together in `edge.yaml`: names that refer to each other, files, addresses, protection.
+//!
+//! It reads the tree and not the typed config, so that it says its part of a file that has other mistakes too.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use iop_adapters::http::{InvalidOrigin, Origin};
+
+use super::{ADMIN_PORT, Listener, NODES_PORT, OPENAI_PORT};
+use crate::config::exposure::{Exposed, Protection, exposed, is_loopback};
+use crate::config::problem::{Position, Problems, did_you_mean};
+use crate::config::secret::{resolve_hash, resolve_path};
+use crate::config::tree::{Tree, Value};
+use crate::tls;
+
+pub(super) fn cross(tree: &Tree, base: &Path, problems: &mut Problems) {
+    let providers = nodes(tree, base, problems);
+    models(tree, &providers, problems);
+    keys(tree, base, problems);
+    tls_files(tree, base, problems);
+    listeners(tree, problems);
+}
+
+/// Names that must be unique, and where each was first.
+#[derive(Default)]
+struct Unique<'a>(HashMap<&'a str, Position>);
+
+impl<'a> Unique<'a> {
+    fn add(&mut self, what: &str, name: &'a str, at: Position, problems: &mut Problems) {
+        if name.len() > iop_execution::id::MAX_NAME_BYTES {
+            problems.error(at, format!("{what} is longer than 256 bytes"), None);
+        }
+        match self.0.get(name) {
+            Some(first) => problems.error(
+                at,
+                format!("{what} `{}` is there twice", name.escape_debug()),
+                Some(format!("the first one is in line {}", first.line)),
+            ),
+            None => {
+                self.0.insert(name, at);
+            }
+        }
+    }
+
+    fn names(&self) -> Vec<&'a str> {
+        let mut names: Vec<_> = self.0.keys().copied().collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+fn nodes<'a>(tree: &'a Tree, base: &Path, problems: &mut Problems) -> Unique<'a> {
+    let (mut nodes, mut tokens, mut hashes, mut providers) = (Unique::default(), Unique::default(), Unique::default(), Unique::default());
+    if tree.list("nodes").is_empty() {
+        problems.warning(
+            tree.get("nodes").map_or(tree.at, |nodes| nodes.at),
+            "no node is configured: nothing can be served",
+            Some("add one under `nodes:`, or let `iop init` write a config".to_owned()),
+        );
+    }
+    for node in tree.list("nodes") {
+        if let Some((id, at)) = node.text("id") {
+            nodes.add("node", id, at, problems);
+        }
+        if let Some((id, at)) = node.text("token_id") {
+            tokens.add("token id", id, at, problems);
+        }
+        if let Some((hash, at)) = node.text("token_hash") {
+            hashes.add("token hash", hash, at, problems);
+            hash_file(hash, at, base, problems);
+        }
+        let mut adapters = Unique::default();
+        for provider in node.list("providers") {
+            if let Some((id, at)) = provider.text("id") {
+                providers.add("provider", id, at, problems);
+            }
+            if let Some((adapter, at)) = provider.text("adapter").or_else(|| provider.text("id")) {
+                adapters.add("adapter", adapter, at, problems);
+            }
+            one_provider(provider, problems);
+        }
+    }
+    providers
+}
+
+fn one_provider(provider: &Tree, problems: &mut Problems) {
+    let kind = provider.text("kind").map(|(kind, _)| kind);
+    match (kind, provider.text("base_url")) {
+        (Some("demo"), Some((_, at))) => problems.error(at, "kind `demo` has no backend, and so no `base_url`", None),
+        (Some("demo") | None, None) => {}
+        (_, Some((url, at))) => {
+            if let Err(error) = Origin::parse(url) {
+                let hint = match error {
+                    InvalidOrigin::UserInfo => "name the key under `auth: { bearer: \"env:NAME\" }`",
+                    _ => "for example http://127.0.0.1:8000",
+                };
+                problems.error(at, format!("`base_url`: {error}"), Some(hint.to_owned()));
+            }
+        }
+        (Some(kind), None) if super::KINDS.contains(&kind) => {
+            let port = crate::adapters::usual_port(kind);
+            problems.error(
+                provider.at,
+                format!("a provider of kind `{kind}` needs `base_url`"),
+                Some(format!("base_url: \"http://127.0.0.1:{port}\"")),
+            );
+        }
+        (Some(_), None) => {}
+    }
+    if let Some((1..=999, at)) = provider.int("response_stall_timeout_ms") {
+        problems.error(at, "`response_stall_timeout_ms` must be 0 or at least 1000", Some("it is in milliseconds".to_owned()));
+    }
+    if let (Some((long, at)), Some((all, _))) = (provider.int("long_capacity"), provider.int("capacity"))
+        && long > all
+    {
+        problems.error(at, format!("`long_capacity` can't be larger than `capacity` ({all})"), None);
+    }
+}
+
+fn models<'a>(tree: &'a Tree, providers: &Unique<'a>, problems: &mut Problems) {
+    let mut names = Unique::default();
+    let known = providers.names();
+    for model in tree.list("models") {
+        if let Some((name, at)) = model.text("name") {
+            names.add("model", name, at, problems);
+        }
+        for alias in model.list("aliases") {
+            if let Value::Text(name) = &alias.value {
+                names.add("model", name, alias.at, problems);
+            }
+        }
+        if model.get("candidates").is_some_and(|list| matches!(&list.value, Value::List(items) if items.is_empty())) {
+            problems.error(model.at("candidates"), "a model needs at least one candidate", None);
+        }
+        for candidate in model.list("candidates") {
+            if let Some((provider, at)) = candidate.text("provider")
+                && !providers.0.contains_key(provider)
+            {
+                let message = format!("no node has a provider `{}`", provider.escape_debug());
+                problems.error(at, message, did_you_mean(provider, &known));
+            }
+        }
+    }
+    let explicit = tree.get("models").is_some_and(|models| matches!(models.value, Value::List(_)));
+    for key in tree.get("auth").map(|auth| auth.list("api_keys")).unwrap_or_default() {
+        for allowed in key.list("models") {
+            if let Value::Text(name) = &allowed.value
+                && explicit
+                && name != "*"
+                && !names.0.contains_key(name.as_str())
+            {
+                let message = format!("no model `{}` is configured", name.escape_debug());
+                problems.error(allowed.at, message, did_you_mean(name, &names.names()));
+            }
+        }
+    }
+}
+
+fn keys(tree: &Tree, base: &Path, problems: &mut Problems) {
+    let (mut ids, mut hashes) = (Unique::default(), Unique::default());
+    for key in tree.get("auth").map(|auth| auth.list("api_keys")).unwrap_or_default() {
+        if let Some((id, at)) = key.text("id") {
+            ids.add("API key", id, at, problems);
+        }
+        if let Some((hash, at)) = key.text("hash") {
+            hashes.add("API key hash", hash, at, problems);
+            hash_file(hash, at, base, problems);
+        }
+    }
+}
+
+fn hash_file(text: &str, at: Position, base: &Path, problems: &mut Problems) {
+    if text.starts_with("file:")
+        && let Err(message) = resolve_hash(base, text)
+    {
+        problems.error(at, message, None);
+    }
+}
+
+fn tls_files(tree: &Tree, base: &Path, problems: &mut Problems) {
+    for name in ["openai", "nodes"] {
+        let Some(pair) = tree.get("tls").and_then(|tls| tls.get(name)) else { continue };
+        if let (Some((cert, cert_at)), Some((key, key_at))) = (pair.text("cert"), pair.text("key"))
+            && let Err(error) = tls::load_pair(&resolve_path(base, cert), &resolve_path(base, key))
+        {
+            let at = if error.is_about_key() { key_at } else { cert_at };
+            problems.error(at, error.to_string(), Some("`iop init` makes a certificate for tests".to_owned()));
+        }
+    }
+}
+
+fn listeners(tree: &Tree, problems: &mut Problems) {
+    let has_keys = tree.get("auth").is_some_and(|auth| !auth.list("api_keys").is_empty());
+    let has_tls = |name: &str| tree.get("tls").is_some_and(|tls| tls.get(name).is_some());
+    let mut seen: Vec<(&str, SocketAddr)> = Vec::new();
+    for (name, port, auth, tls) in [
+        ("openai", OPENAI_PORT, has_keys, has_tls("openai")),
+        ("nodes", NODES_PORT, true, has_tls("nodes")),
+        ("admin", ADMIN_PORT, false, false),
+    ] {
+        let place = tree.get("listen").and_then(|listen| listen.get(name));
+        let at = place.map_or(tree.at, |place| place.at);
+        let address = place.and_then(|place| match &place.value {
+            Value::Text(text) => Some(text.as_str()),
+            _ => place.text("address").map(|(text, _)| text),
+        });
+        let address = match address.map(str::parse::<SocketAddr>) {
+            Some(Ok(address)) => address,
+            Some(Err(_)) => continue, // said by the table
+            None => Listener::loopback(port).address,
+        };
+        if let Some((other, _)) = seen.iter().find(|(_, used)| *used == address && address.port() != 0) {
+            problems.error(at, format!("`{name}` and `{other}` can't both listen at {address}"), None);
+        }
+        seen.push((name, address));
+        let set = |key: &str| place.is_some_and(|place| place.is_set(key));
+        let protection =
+            Protection { auth, tls, insecure_no_auth: set("insecure_no_auth"), insecure_plaintext: set("insecure_plaintext") };
+        for exposed in exposed(address, protection) {
+            let fix = fix(name, address, exposed);
+            problems.error(at, format!("the listener `{name}` at {address} {exposed}"), Some(fix));
+        }
+        if name == "openai" && !auth && is_loopback(address) {
+            problems.warning(at, "no API key is configured: every program on this machine may use it", None);
+        }
+    }
+}
+
+fn fix(name: &str, address: SocketAddr, exposed: Exposed) -> String {
+    let insecure = |key: &str| format!("{name}: {{ address: \"{address}\", {key}: true }}");
+    match (name, exposed) {
+        ("openai", Exposed::NoAuth) => {
+            format!("add a key under `auth.api_keys` (`iop-edge hash` makes its hash), or write {}", insecure("insecure_no_auth"))
+        }
+        ("admin", Exposed::NoAuth) => {
+            format!("metrics have no key: listen on 127.0.0.1, or write {}", insecure("insecure_no_auth"))
+        }
+        ("admin", Exposed::NoTls) => {
+            format!("metrics have no TLS: listen on 127.0.0.1, or write {}", insecure("insecure_plaintext"))
+        }
+        (_, Exposed::NoAuth) => insecure("insecure_no_auth"),
+        (_, Exposed::NoTls) => {
+            format!("write tls: {{ {name}: {{ cert: …, key: … }} }} (`iop init` makes them), or {}", insecure("insecure_plaintext"))
+        }
+    }
+}

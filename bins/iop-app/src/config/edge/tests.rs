@@ -1,0 +1,248 @@
+use std::path::Path;
+
+use super::*;
+use crate::config::problem::Severity;
+
+const HASH: &str = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+fn good() -> String {
+    format!(
+        "listen: {{ openai: 127.0.0.1:8180, nodes: 127.0.0.1:8443, admin: 127.0.0.1:9190 }}
+auth:
+  api_keys: [ {{ id: a1b2c3d4, hash: \"{HASH}\", principal: team-a, models: [\"*\"] }} ]
+nodes:
+  - id: gpu-1
+    token_id: n0n0n0n0
+    token_hash: \"{}\"
+    providers:
+      - {{ id: gpu-1-vllm, kind: openai_compat, base_url: \"http://127.0.0.1:8000\", capacity: 32 }}
+models:
+  - name: llama-3.1-8b
+    candidates: [ {{ provider: gpu-1-vllm, target: meta-llama/Llama-3.1-8B-Instruct }} ]
+queue: {{ max_waiting: 1024, timeout_ms: 30000 }}
+",
+        HASH.replace("ba", "cd")
+    )
+}
+
+fn parse(text: &str) -> (Option<EdgeConfig>, Problems) {
+    let mut problems = Problems::of("edge.yaml");
+    let config = EdgeConfig::parse(text, Path::new("."), &mut problems);
+    (config, problems)
+}
+
+#[test]
+fn the_documented_shape_is_accepted_without_a_word() {
+    // CFG-1
+    let (config, problems) = parse(&good());
+    assert_eq!(problems.to_string(), "");
+    let config = config.unwrap();
+    assert_eq!(config.nodes[0].providers[0].capacity, Some(32));
+    assert!(config.nodes[0].providers[0].enabled);
+    assert_eq!(config.auth.api_keys[0].models, ["*"]);
+    let ModelsConfig::Groups(models) = &config.models else { panic!("groups were configured") };
+    assert_eq!((models[0].candidates[0].weight, models[0].aliases.len()), (1, 0));
+}
+
+#[test]
+fn what_is_left_out_has_its_documented_default() {
+    // CFG-1, BIN-6
+    let (config, problems) = parse("nodes: []\n");
+    let config = config.unwrap();
+    assert_eq!(config.listen.openai, Listener::at("127.0.0.1:8180".parse().unwrap()));
+    assert_eq!(config.listen.nodes, Listener::at("127.0.0.1:8443".parse().unwrap()));
+    assert_eq!(config.listen.admin, Listener::at("127.0.0.1:9190".parse().unwrap()));
+    assert_eq!((config.queue, config.models), (QueueConfig { max_waiting: 1024, timeout_ms: 30_000 }, ModelsConfig::Auto));
+    assert_eq!(config.limits, LimitsConfig { request_body_bytes: 33_554_432, connections: 4096, connections_per_address: 256 });
+    assert!(problems.sorted().iter().all(|problem| problem.severity == Severity::Warning), "{problems}");
+}
+
+/// Replace this text of the good config by that one: then there is an error in that line, with these words.
+const MISTAKES: &[(&str, &str, u64, &[&str])] = &[
+    ("capacity: 32", "capcity: 32", 9, &["no key `capcity`", "did you mean `capacity`?"]),
+    ("queue:", "que:", 13, &["no key `que`", "did you mean `queue`?"]),
+    ("principal: team-a", "teem: a", 3, &["no key `teem`", "known here: id, hash, principal, models"]),
+    ("capacity: 32", "capacity: 0", 9, &["`capacity` can't be 0", "1 to 65536"]),
+    ("capacity: 32", "capacity: many", 9, &["whole number, not text"]),
+    ("capacity: 32", "capacity: 32, long_capacity: 33", 9, &["`long_capacity` can't be larger", "(32)"]),
+    ("capacity: 32", "response_stall_timeout_ms: 30", 9, &["0 or at least 1000", "milliseconds"]),
+    ("kind: openai_compat", "kind: openai_compatible", 9, &["`kind` can't be", "did you mean `openai_compat`?"]),
+    ("kind: openai_compat", "kind: demo", 9, &["no backend"]),
+    (", base_url: \"http://127.0.0.1:8000\"", "", 9, &["needs `base_url`", "http://127.0.0.1:8000"]),
+    ("\"http://127.0.0.1:8000\"", "\"127.0.0.1:8000\"", 9, &["http://127.0.0.1:8"]),
+    ("\"http://127.0.0.1:8000\"", "\"http://me:key@h:1\"", 9, &["user name or password", "bearer"]),
+    ("\"http://127.0.0.1:8000\"", "\"http://h:1/?key=x\"", 9, &["query"]),
+    ("provider: gpu-1-vllm,", "provider: gpu-1-vlm,", 12, &["no node has a provider `gpu-1-vlm`", "did you mean `gpu-1-vllm`?"]),
+    ("candidates: [ ", "candidates: [ ] # ", 12, &["at least one candidate"]),
+    ("    token_hash", "    # token_hash", 5, &["a node needs the key `token_hash`"]),
+    ("n0n0n0n0", "n0n0", 6, &["`token_id` is no token id", "8 letters or digits"]),
+    ("id: gpu-1\n", "id: 17\n", 5, &["`id` must be text", "put it in quotes"]),
+    ("openai: 127.0.0.1:8180", "openai: localhost:8180", 1, &["IP address and a port", "127.0.0.1:8180"]),
+    ("nodes: 127.0.0.1:8443", "nodes: 127.0.0.1:8180", 1, &["`nodes` and `openai` can't both listen"]),
+    ("admin: 127.0.0.1:9190", "admin: 0.0.0.0:9190", 1, &["`admin` at 0.0.0.0:9190 is reachable from other machines and has no TLS"]),
+    ("admin: 127.0.0.1:9190", "admin: 0.0.0.0:9190", 1, &["asks for no key", "listen on 127.0.0.1, or write admin: { address: \"0.0.0.0:9190\", insecure_no_auth: true }"]),
+    ("openai: 127.0.0.1:8180", "openai: \"[::]:8180\"", 1, &["`openai` at [::]:8180", "has no TLS", "iop init", "insecure_plaintext: true"]),
+    ("nodes: 127.0.0.1:8443", "nodes: 10.0.0.1:8443", 1, &["`nodes` at 10.0.0.1:8443", "has no TLS", "tls: { nodes:"]),
+    ("models: [\"*\"]", "models: [llama-3.1]", 3, &["no model `llama-3.1` is configured", "llama-3.1-8b"]),
+    ("queue: {", "tls: { nodes: { cert: nowhere.pem, key: nowhere.key } }\nqueue: {", 13, &["nowhere.pem", "iop init"]),
+    ("id: a1b2c3d4, hash", "id: a1b2c3d4, id: a1b2c3d4, hash", 3, &["id"]),
+    ("capacity: 32", "auth: { bearer: sk-live-0123456789 }", 9, &["`env:NAME` or `file:PATH`", "stays on the Node"]),
+    ("capacity: 32", "auth: { bearer: \"${OPENAI_API_KEY}\" }", 9, &["env:OPENAI_API_KEY"]),
+    ("\"http://127.0.0.1:8000\"", "\"${IOP_TEST_NEVER_SET}\"", 9, &["IOP_TEST_NEVER_SET, which is not set", "export IOP_TEST_NEVER_SET="]),
+    ("  - id: gpu-1\n", "  - id: gpu-1\n    provider: []\n", 6, &["no key `provider`", "did you mean `providers`?"]),
+    ("models:\n", "models: all\nmodel2:\n", 10, &["`auto` or a list"]),
+];
+
+#[test]
+fn every_mistake_is_told_with_its_line_and_a_suggestion() {
+    // CFG-1, BIN-4, BIN-6
+    for (from, to, line, words) in MISTAKES {
+        let text = good().replacen(from, to, 1);
+        assert_ne!(text, good(), "{from} is not in the config");
+        let (config, problems) = parse(&text);
+        assert!(config.is_none() && problems.has_errors(), "{to}");
+        let told = problems.sorted().iter().any(|problem| {
+            let all = format!("{} {}", problem.message, problem.suggestion.as_deref().unwrap_or_default());
+            problem.at.line == *line && words.iter().all(|word| all.contains(word))
+        });
+        assert!(told, "{to}: {words:?} in line {line} is not in\n{problems}");
+        assert!(!problems.to_string().contains("sk-live"), "{problems}");
+    }
+}
+
+#[test]
+fn every_problem_is_told_at_once_mistakes_of_form_beside_wrong_references() {
+    // BIN-4
+    let text = good()
+        .replace("capacity: 32", "capcity: 32")
+        .replace("provider: gpu-1-vllm", "provider: gpu-2")
+        .replace("openai: 127.0.0.1:8180", "openai: 0.0.0.0:8180")
+        .replace("timeout_ms: 30000", "timeout_ms: soon");
+    let (_, problems) = parse(&text);
+    let lines: Vec<_> = problems.sorted().iter().map(|problem| problem.at.line).collect();
+    assert_eq!(lines, [1, 9, 12, 13], "{problems}");
+}
+
+#[test]
+fn a_plain_token_is_an_error_that_names_the_command_and_not_the_token() {
+    // REG-6
+    let token = iop_edge_core::token::Token::generate(iop_edge_core::token::TokenKind::ApiKey).unwrap().reveal();
+    let (_, problems) = parse(&good().replacen(HASH, &token, 1));
+    let text = problems.to_string();
+    assert!(text.contains("edge.yaml:3:") && text.contains("iop-edge hash"), "{text}");
+    assert!(!text.contains(&token[14..]), "{text}");
+}
+
+#[test]
+fn names_that_are_there_twice_are_errors() {
+    // CFG-1
+    let twice = good().replace("models:\n", "  - id: gpu-1\n    token_id: n0n0n0n0\n    token_hash: \"sha256:00\"\n    providers: [ { id: gpu-1-vllm, kind: demo } ]\nmodels:\n");
+    let (_, problems) = parse(&twice);
+    let text = problems.to_string();
+    for word in ["node `gpu-1` is there twice", "token id `n0n0n0n0` is there twice", "provider `gpu-1-vllm` is there twice", "line 5"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+}
+
+#[test]
+fn insecure_listeners_need_their_words_on_the_listener_itself() {
+    // BIN-6
+    let open = good().replace("api_keys: [ {", "api_keys: [ ] # ");
+    let both = "openai: { address: 0.0.0.0:8180, insecure_no_auth: true, insecure_plaintext: true }";
+    let (config, problems) = parse(&open.replace("openai: 127.0.0.1:8180", both));
+    assert!(config.is_some_and(|config| config.listen.openai.insecure_no_auth), "{problems}");
+    for part in [", insecure_no_auth: true", ", insecure_plaintext: true"] {
+        let (config, problems) = parse(&open.replace("openai: 127.0.0.1:8180", &both.replace(part, "")));
+        assert!(config.is_none(), "{problems}");
+        assert_eq!(problems.counts().0, 1, "{problems}");
+    }
+    let (config, problems) = parse(&open);
+    assert!(config.is_some() && problems.to_string().contains("warning: no API key is configured"), "{problems}");
+}
+
+#[test]
+fn an_environment_variable_stands_for_a_whole_text() {
+    // CFG-1: PATH is set wherever tests run
+    let (config, problems) = parse(&good().replace("principal: team-a", "principal: \"${PATH}\""));
+    assert_eq!(config.unwrap().auth.api_keys[0].principal, std::env::var("PATH").ok(), "{problems}");
+}
+
+/// Every key of the tables, with a value that its kind accepts.
+fn sample(object: &Object) -> serde_json::Value {
+    object.fields.iter().map(|field| (field.name.to_owned(), sample_of(&field.kind))).collect()
+}
+
+fn sample_of(kind: &Kind) -> serde_json::Value {
+    match kind {
+        Kind::Address => "127.0.0.1:1".into(),
+        Kind::AddressOr(object) | Kind::Object(object) => sample(object),
+        Kind::AutoOr(inner) => sample_of(inner),
+        Kind::Bool => true.into(),
+        Kind::Choice(words) => words[0].into(),
+        Kind::Hash => HASH.into(),
+        Kind::Integer { min, .. } => (*min).into(),
+        Kind::List(inner) => vec![sample_of(inner)].into(),
+        Kind::Reference => "env:A".into(),
+        Kind::Text => "x".into(),
+        Kind::TokenId => "a1b2c3d4".into(),
+    }
+}
+
+#[test]
+fn the_tables_and_the_types_know_the_same_keys() {
+    // CFG-1: every key of a table is a field (unknown ones are refused), and each field is in a table
+    let all = sample(&EDGE);
+    let config: EdgeConfig = serde_json::from_value(all.clone()).unwrap();
+    let debug = format!("{config:#?}");
+    let keys: std::collections::BTreeSet<_> = debug
+        .lines()
+        .filter_map(|line| line.trim().split_once(": "))
+        .map(|(key, _)| key.to_owned())
+        .filter(|key| key.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit()))
+        .collect();
+    let mut known = std::collections::BTreeSet::new();
+    collect(&all, &mut known);
+    assert_eq!(keys, known);
+    let node: crate::config::node::NodeFile = serde_json::from_value(sample(&crate::config::node::NODE_FILE)).unwrap();
+    assert!(node.insecure_plaintext);
+}
+
+fn collect(value: &serde_json::Value, keys: &mut std::collections::BTreeSet<String>) {
+    match value {
+        serde_json::Value::Object(map) => {
+            for (key, value) in map {
+                keys.insert(key.clone());
+                collect(value, keys);
+            }
+        }
+        serde_json::Value::Array(items) => items.iter().for_each(|item| collect(item, keys)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_schema_closes_every_object_and_describes_every_key() {
+    // CFG-1
+    fn walk(schema: &serde_json::Value, objects: &mut usize) {
+        if let Some(properties) = schema.get("properties").and_then(|p| p.as_object()) {
+            *objects += 1;
+            assert_eq!(schema["additionalProperties"], false);
+            for (name, property) in properties {
+                assert!(property["description"].as_str().is_some_and(|text| !text.is_empty()), "{name}");
+                walk(property, objects);
+            }
+        }
+        for part in ["items", "anyOf"] {
+            match schema.get(part) {
+                Some(serde_json::Value::Array(items)) => items.iter().for_each(|item| walk(item, objects)),
+                Some(item) => walk(item, objects),
+                None => {}
+            }
+        }
+    }
+    let schema = edge_schema();
+    let mut objects = 0;
+    walk(&schema, &mut objects);
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    assert_eq!(objects, 18, "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, and 3 more");
+}

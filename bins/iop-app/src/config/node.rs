@@ -1,0 +1,359 @@
+//! Decides what a Node is told locally: flags first, then `IOP_NODE_…` variables, then `node.yaml`, then defaults.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use iop_execution::Redacted;
+use iop_node_core::upstream::AllowUpstream;
+use serde::Deserialize;
+
+use super::edge::read;
+use super::exposure::{Protection, exposed};
+use super::problem::{Position, Problems};
+use super::schema::{self, Kind, Object, optional};
+use super::secret::{read_secret, resolve_path};
+use super::tree::{Tree, Value};
+
+#[cfg(test)]
+mod tests;
+
+static TLS: Object = Object {
+    name: "tls",
+    fields: &[optional("ca", Kind::Text, "PEM file with the CA of the Edge's certificate; default: what the system trusts")],
+};
+static RECONNECT: Object = Object {
+    name: "reconnect",
+    fields: &[
+        optional("max_attempts", Kind::Integer { min: 0, max: u64::MAX }, "tries in a row before the Node gives up; 0 = never; default 10"),
+        optional("interval_sec", Kind::Integer { min: 1, max: 86_400 }, "longest wait between tries; default 10"),
+    ],
+};
+static METRICS_LISTENER: Object = Object {
+    name: "metrics",
+    fields: &[
+        optional("listen", Kind::Address, "address for metrics and health; default: none"),
+        optional("insecure_plaintext", Kind::Bool, "metrics may be reachable from outside; default false"),
+        optional("insecure_no_auth", Kind::Bool, "metrics may be reachable from outside; default false"),
+    ],
+};
+/// The table of `node.yaml`.
+pub static NODE_FILE: Object = Object {
+    name: "the config",
+    fields: &[
+        optional("edge", Kind::Text, "URL of the Edge: https://host:8443"),
+        optional("dial_address", Kind::Text, "host:port to connect to; default: that of the URL"),
+        optional("tls_name", Kind::Text, "name in the Edge's certificate; default: the URL's host"),
+        optional("identity", Kind::Text, "workload identity the Edge must show; not checked yet"),
+        optional("token_file", Kind::Text, "file with this Node's token"),
+        optional("tls", Kind::Object(&TLS), "certificates"),
+        optional("reconnect", Kind::Object(&RECONNECT), "what happens when the connection ends"),
+        optional("allow_upstream", Kind::List(&Kind::Text), "what providers may be: loopback, private, hosts, addresses, networks; default: [loopback, private]"),
+        optional("metrics", Kind::Object(&METRICS_LISTENER), "metrics and health"),
+        optional("insecure_plaintext", Kind::Bool, "an http:// Edge on another machine is all right; default false"),
+    ],
+};
+
+/// `node.yaml`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NodeFile {
+    /// URL of the Edge.
+    pub edge: Option<String>,
+    /// Where to connect.
+    pub dial_address: Option<String>,
+    /// Name in the Edge's certificate.
+    pub tls_name: Option<String>,
+    /// Workload identity of the Edge.
+    pub identity: Option<String>,
+    /// File with the token.
+    pub token_file: Option<PathBuf>,
+    /// Certificates.
+    pub tls: NodeTls,
+    /// Reconnecting.
+    pub reconnect: ReconnectFile,
+    /// What providers may be.
+    pub allow_upstream: Option<Vec<String>>,
+    /// Metrics and health.
+    pub metrics: MetricsFile,
+    /// An http:// Edge on another machine is all right.
+    pub insecure_plaintext: bool,
+}
+
+/// Certificates of a Node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NodeTls {
+    /// CA of the Edge's certificate.
+    pub ca: Option<PathBuf>,
+}
+
+/// Reconnecting.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReconnectFile {
+    /// Tries in a row; 0 = without end.
+    pub max_attempts: Option<u32>,
+    /// Longest wait in seconds.
+    pub interval_sec: Option<u64>,
+}
+
+/// Metrics of a Node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetricsFile {
+    /// Where; none = off.
+    pub listen: Option<SocketAddr>,
+    /// It may be reachable from outside without TLS.
+    pub insecure_plaintext: bool,
+    /// It may be reachable from outside without auth.
+    pub insecure_no_auth: bool,
+}
+
+/// What flags and variables say; each beats the file.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct NodeOptions {
+    /// Config file with the same settings
+    #[arg(long, env = "IOP_NODE_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// URL of the Edge, like https://edge.example:8443
+    #[arg(long, env = "IOP_NODE_EDGE", value_name = "URL")]
+    pub edge: Option<String>,
+    /// Connect to this host:port instead of the URL's
+    #[arg(long, env = "IOP_NODE_DIAL_ADDRESS", value_name = "HOST:PORT")]
+    pub dial_address: Option<String>,
+    /// Name in the Edge's certificate, if it is not the URL's host
+    #[arg(long, env = "IOP_NODE_TLS_NAME", value_name = "NAME")]
+    pub tls_name: Option<String>,
+    /// File with this Node's token
+    #[arg(long, env = "IOP_NODE_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// This Node's token itself (only as a variable: flags are visible to other users)
+    #[arg(skip)]
+    pub token: Option<Redacted<String>>,
+    /// PEM file with the CA of the Edge's certificate [default: what the system trusts]
+    #[arg(long, env = "IOP_NODE_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Tries in a row before the Node gives up; 0 = never [default: 10]
+    #[arg(long, env = "IOP_NODE_RECONNECT_MAX_ATTEMPTS", value_name = "N")]
+    pub reconnect_max_attempts: Option<u32>,
+    /// Longest wait between tries [default: 10]
+    #[arg(long, env = "IOP_NODE_RECONNECT_INTERVAL_SEC", value_name = "SECONDS")]
+    pub reconnect_interval_sec: Option<u64>,
+    /// What providers may be: `loopback`, `private`, a host, an address, a network; repeatable [default: loopback,private]
+    #[arg(long, env = "IOP_NODE_ALLOW_UPSTREAM", value_name = "RULE", value_delimiter = ',')]
+    pub allow_upstream: Vec<String>,
+    /// Address for metrics and health [default: none]
+    #[arg(long, env = "IOP_NODE_METRICS_LISTEN", value_name = "IP:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Connect to an http:// Edge on another machine all the same: token and prompts can be read on the way
+    #[arg(long, env = "IOP_NODE_INSECURE_PLAINTEXT")]
+    pub insecure_plaintext: bool,
+}
+
+/// How the Edge is reached. Where to connect, which name its certificate must have, and who it must be are three settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EdgeAddress {
+    /// TLS is spoken.
+    pub tls: bool,
+    /// `host:port` to connect to.
+    pub dial: String,
+    /// Name that the certificate must have.
+    pub tls_name: String,
+    /// Workload identity that it must show; nothing checks it yet.
+    pub identity: Option<String>,
+}
+
+/// A Node's settings, checked.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// How the Edge is reached.
+    pub edge: EdgeAddress,
+    /// The token.
+    pub token: Redacted<String>,
+    /// CA of the Edge's certificate.
+    pub ca: Option<PathBuf>,
+    /// Tries in a row; `None` = the default, 0 = without end.
+    pub max_attempts: Option<u32>,
+    /// Longest wait; `None` = the default.
+    pub interval: Option<Duration>,
+    /// What providers may be; `None` = the default.
+    pub allow_upstream: Option<Vec<String>>,
+    /// Metrics and health; `None` = off.
+    pub metrics: Option<SocketAddr>,
+}
+
+impl NodeOptions {
+    /// Reads the file, if there is one, and checks everything together. Settings are there exactly when the problems hold
+    /// no error.
+    #[must_use]
+    pub fn load(self) -> (Option<NodeSettings>, Problems) {
+        let shown = self.config.as_ref().map_or_else(|| "iop-node".to_owned(), |path| path.display().to_string());
+        let mut problems = Problems::of(shown);
+        let (mut file, mut tree, mut base) = (NodeFile::default(), None, PathBuf::new());
+        if let Some(path) = &self.config {
+            base = path.parent().map(Path::to_path_buf).unwrap_or_default();
+            match read(path) {
+                Ok(text) => (file, tree) = parse(&text, &mut problems),
+                Err(message) => problems.error(Position::default(), message, None),
+            }
+        }
+        let settings = self.merge(file, tree.as_ref(), &base, &mut problems);
+        (settings.filter(|_| !problems.has_errors()), problems)
+    }
+
+    fn merge(self, file: NodeFile, tree: Option<&Tree>, base: &Path, problems: &mut Problems) -> Option<NodeSettings> {
+        let at = |path: &str| tree.map_or_else(Position::default, |tree| tree.at(path));
+        let plaintext = self.insecure_plaintext || file.insecure_plaintext;
+        let url = self.edge.or(file.edge);
+        let dial = self.dial_address.or(file.dial_address);
+        let name = self.tls_name.or(file.tls_name);
+        let edge = edge_address(url.as_deref(), dial, name, file.identity, plaintext, at("edge"), problems);
+
+        let from_file = |path: &PathBuf| resolve_path(base, &path.to_string_lossy());
+        let token_file = self.token_file.or_else(|| file.token_file.as_ref().map(from_file));
+        let token = match (self.token, token_file) {
+            (Some(token), None) => check_token(token.expose(), "IOP_NODE_TOKEN", at("token_file"), problems),
+            (None, Some(path)) => match read_secret(&path) {
+                Ok(text) => check_token(&text, &path.display().to_string(), at("token_file"), problems),
+                Err(message) => {
+                    problems.error(at("token_file"), message, Some("`iop init` writes a token file".to_owned()));
+                    None
+                }
+            },
+            (Some(_), Some(_)) => {
+                problems.error(at("token_file"), "IOP_NODE_TOKEN and a token file are both given", Some("keep one of them".to_owned()));
+                None
+            }
+            (None, None) => {
+                problems.error(at(""), "a Node needs its token", Some("--token-file node.token".to_owned()));
+                None
+            }
+        };
+        let ca = self.ca.or_else(|| file.tls.ca.as_ref().map(from_file));
+        if let Some(path) = &ca
+            && let Err(error) = crate::tls::load_certificates(path)
+        {
+            problems.error(at("tls/ca"), error.to_string(), None);
+        }
+        let interval = self.reconnect_interval_sec.or(file.reconnect.interval_sec);
+        if interval == Some(0) {
+            problems.error(at("reconnect/interval_sec"), "reconnect interval must be at least 1 second", None);
+        }
+        let allow = if self.allow_upstream.is_empty() { file.allow_upstream } else { Some(self.allow_upstream) };
+        for (index, rule) in allow.iter().flatten().enumerate() {
+            if let Err(error) = AllowUpstream::parse([rule]) {
+                problems.error(at(&format!("allow_upstream/{index}")), format!("`allow_upstream`: {error}"), None);
+            }
+        }
+        let metrics = self.metrics_listen.or(file.metrics.listen);
+        if let Some(address) = metrics {
+            let protection = Protection {
+                auth: false,
+                tls: false,
+                insecure_no_auth: file.metrics.insecure_no_auth,
+                insecure_plaintext: file.metrics.insecure_plaintext,
+            };
+            for exposed in exposed(address, protection) {
+                let hint = "listen on 127.0.0.1, or write metrics: { insecure_no_auth: true, insecure_plaintext: true } in node.yaml";
+                problems.error(at("metrics"), format!("the metrics listener at {address} {exposed}"), Some(hint.to_owned()));
+            }
+        }
+        Some(NodeSettings {
+            edge: edge?,
+            token: Redacted::new(token?),
+            ca,
+            max_attempts: self.reconnect_max_attempts.or(file.reconnect.max_attempts),
+            interval: interval.map(Duration::from_secs),
+            allow_upstream: allow,
+            metrics,
+        })
+    }
+}
+
+fn parse(text: &str, problems: &mut Problems) -> (NodeFile, Option<Tree>) {
+    let Some(mut tree) = Tree::parse(text, problems) else { return (NodeFile::default(), None) };
+    if let Value::Map(entries) = &tree.value
+        && let Some(entry) = entries.iter().find(|entry| entry.key == "token")
+    {
+        let hint = "put it into a file of its own, readable by this user only, and write token_file: node.token";
+        problems.error(entry.at, "a plain token must not stand in a config file", Some(hint.to_owned()));
+    }
+    schema::check(&mut tree, &NODE_FILE, problems);
+    if problems.has_errors() {
+        return (NodeFile::default(), Some(tree));
+    }
+    match serde_json::from_value(tree.to_json()) {
+        Ok(file) => (file, Some(tree)),
+        Err(error) => {
+            problems.error(tree.at, format!("the config can't be used: {error}"), None);
+            (NodeFile::default(), Some(tree))
+        }
+    }
+}
+
+fn check_token(text: &str, source: &str, at: Position, problems: &mut Problems) -> Option<String> {
+    use iop_edge_core::token::{Token, TokenKind};
+    let text = text.trim();
+    if Token::parse(TokenKind::Node, text).is_some() {
+        return Some(text.to_owned());
+    }
+    let hint = if Token::parse(TokenKind::ApiKey, text).is_some() {
+        "it is an API key of a client; a Node's token begins with iopn_"
+    } else {
+        "it must hold one line: iopn_<8 characters>_<43 characters>, as `iop init` prints it"
+    };
+    problems.error(at, format!("{source} holds no node token"), Some(hint.to_owned()));
+    None
+}
+
+/// Reads the three settings that say where the Edge is.
+fn edge_address(
+    url: Option<&str>,
+    dial: Option<String>,
+    name: Option<String>,
+    identity: Option<String>,
+    plaintext: bool,
+    at: Position,
+    problems: &mut Problems,
+) -> Option<EdgeAddress> {
+    let Some(url) = url else {
+        problems.error(at, "a Node needs the address of its Edge", Some("--edge https://edge.example:8443".to_owned()));
+        return None;
+    };
+    let wrong = |problems: &mut Problems, message: &str| {
+        let hint = if url.contains("://") { "for example https://edge.example:8443".to_owned() } else { format!("https://{url}") };
+        problems.error(at, message, Some(hint));
+    };
+    let Ok(uri) = url.parse::<http::Uri>() else {
+        wrong(problems, "the Edge's address is no URL");
+        return None;
+    };
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        wrong(problems, "the Edge's address must begin with https:// or http://");
+        return None;
+    }
+    if !matches!(uri.path_and_query().map(http::uri::PathAndQuery::as_str), None | Some("/")) || url.contains('@') {
+        wrong(problems, "the Edge's address must have no user, path or query");
+    }
+    let tls = uri.scheme_str() == Some("https");
+    let host = uri.host().unwrap_or_default().to_owned();
+    let port = uri.port_u16().unwrap_or(super::edge::NODES_PORT);
+    let dial = dial.unwrap_or_else(|| format!("{host}:{port}"));
+    if !dial.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+        problems.error(at, "the dial address must be host:port", Some(format!("for example {host}:{port}")));
+    }
+    if !tls && !plaintext && !is_loopback_host(&dial) {
+        let message = "the Edge is on another machine and http:// has no TLS: the token and every prompt could be read on the way";
+        let hint = format!("use https://{host}:{port}, or say --insecure-plaintext if the network is encrypted otherwise");
+        problems.error(at, message, Some(hint));
+    }
+    let tls_name = name.unwrap_or_else(|| host.trim_matches(['[', ']']).to_owned());
+    Some(EdgeAddress { tls, dial, tls_name, identity })
+}
+
+/// True if `host:port` can only be this machine.
+fn is_loopback_host(dial: &str) -> bool {
+    let host = dial.rsplit_once(':').map_or(dial, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|ip| super::is_loopback(SocketAddr::new(ip, 0)))
+}

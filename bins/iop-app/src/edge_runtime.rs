@@ -1,0 +1,112 @@
+//! Decides how an Edge lives in a process: its engine, its listeners, its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use iop_edge_core::api::Engine;
+use iop_edge_core::catalog::Catalog;
+use iop_edge_core::openai::{OpenAiConfig, OpenAiService};
+use iop_edge_core::Edge;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::access::AccessLog;
+use crate::admin::{Admin, router};
+use crate::lifecycle;
+use crate::listener::HttpListener;
+use crate::metrics::{EdgeMetrics, Gauges, NodeGauge, ProviderGauge};
+use crate::shutdown::{DRAIN, Shutdown};
+use crate::track::{Inflight, Tracked};
+
+/// For answers to reach their clients after the last run has ended, and for connections to close.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// An Edge with its metrics.
+#[derive(Debug, Clone)]
+pub struct EdgeRuntime {
+    edge: Edge,
+    metrics: EdgeMetrics,
+    inflight: Inflight,
+    openai: OpenAiService,
+}
+
+impl EdgeRuntime {
+    /// Starts the engine. Must be called within a tokio runtime.
+    #[must_use]
+    pub fn start(catalog: Catalog, edge_id: &str, openai: OpenAiConfig) -> Self {
+        let metrics = EdgeMetrics::new();
+        let edge = Edge::builder(catalog).edge_id(edge_id).observer(Arc::new(metrics.clone())).build();
+        tokio::spawn(edge.drive());
+        tokio::spawn(lifecycle::log(edge.clone()));
+        let inflight = Inflight::new(metrics.inflight().clone());
+        let openai = openai.with_observer(Arc::new(AccessLog::new(metrics.clone())));
+        let openai = OpenAiService::new(Arc::new(edge.clone()), openai);
+        Self { edge, metrics, inflight, openai }
+    }
+
+    /// The engine.
+    #[must_use]
+    pub const fn edge(&self) -> &Edge {
+        &self.edge
+    }
+
+    /// What gauges show now.
+    #[must_use]
+    pub fn gauges(&self) -> Gauges {
+        let snapshot = self.edge.snapshot();
+        let providers = snapshot.nodes.iter().flat_map(|node| &node.providers);
+        Gauges {
+            providers: providers
+                .map(|provider| ProviderGauge {
+                    id: provider.provider.to_string(),
+                    capacity: provider.effective.capacity,
+                    in_use: provider.in_use.in_use(),
+                })
+                .collect(),
+            nodes: snapshot.nodes.iter().map(|node| NodeGauge { id: node.node.to_string(), ready: node.connected }).collect(),
+            waiting: snapshot.models.iter().map(|model| model.waiting as u64).sum(),
+        }
+    }
+
+    /// What the admin listener serves.
+    #[must_use]
+    pub fn admin(&self) -> Router {
+        let (ready, runtime) = (self.edge.clone(), self.clone());
+        router(Admin {
+            ready: Arc::new(move || ready.is_ready()),
+            metrics: Arc::new(move || runtime.metrics.render(&runtime.gauges())),
+        })
+    }
+
+    /// Serves until `shutdown`: then refuses new work with a typed answer, finishes what runs for up to 30 s, says Goodbye
+    /// to the Nodes, and closes the listeners. `shutdown.now` cuts all of that short. `told` is called when it begins,
+    /// with the number of requests being answered.
+    pub async fn serve(self, openai: HttpListener, admin: Option<HttpListener>, shutdown: Shutdown, told: impl FnOnce(usize)) {
+        let stop = Shutdown::default();
+        let mut listeners = JoinSet::new();
+        listeners.spawn(openai.serve(Tracked::new(self.openai.clone(), self.inflight.clone()), stop.clone()));
+        if let Some(admin) = admin {
+            listeners.spawn(admin.serve(self.admin(), stop.clone()));
+        }
+        shutdown.gracefully.cancelled().await;
+        told(self.inflight.count());
+        let orderly = async {
+            // The listeners stay open meanwhile, so that clients are told to go elsewhere.
+            self.edge.shutdown(DRAIN).await;
+            let _late = timeout(FLUSH, self.inflight.none()).await;
+            stop.gracefully.cancel();
+            let _late = timeout(FLUSH, all(&mut listeners)).await;
+        };
+        tokio::select! {
+            () = orderly => {}
+            () = shutdown.now.cancelled() => {}
+        }
+        stop.force();
+        let _aborted = timeout(FLUSH, all(&mut listeners)).await;
+    }
+}
+
+async fn all(tasks: &mut JoinSet<()>) {
+    while tasks.join_next().await.is_some() {}
+}

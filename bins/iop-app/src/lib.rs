@@ -1,0 +1,40 @@
+//! Decides what the binaries have in common: config, certificates, listeners, metrics, and the commands themselves.
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | [`cli`] | which commands the binaries have |
+//! | [`up`], [`serve_edge`], [`serve_node`], [`init`] | what each command does |
+//! | [`config`] | what config files say, and how mistakes are told |
+//! | [`edge_runtime`] | how an Edge lives in a process, and how it ends |
+//! | [`listener`], [`track`] | what a client may cost; when its request is over |
+//! | [`admin`], [`metrics`], [`node_metrics`], [`access`], [`lifecycle`], [`telemetry`] | what operators see |
+//! | [`tls`], [`certs`] | certificates |
+//! | [`adapters`] | which adapter runs which backend |
+//! | [`shutdown`], [`exit`], [`term`] | how a process ends, and how it talks |
+
+pub mod access;
+pub mod adapters;
+pub mod admin;
+pub mod certs;
+pub mod cli;
+pub mod config;
+pub mod edge_runtime;
+pub mod exit;
+pub mod init;
+pub mod lifecycle;
+pub mod listener;
+pub mod metrics;
+pub mod node_metrics;
+pub mod serve_edge;
+pub mod serve_node;
+pub mod shutdown;
+pub mod telemetry;
+pub mod term;
+pub mod tls;
+pub mod track;
+pub mod up;
+
+#[cfg(test)]
+mod testdir;
+#[cfg(test)]
+mod testhttp;

@@ -1,0 +1,69 @@
+//! Decides what the log says of Nodes: who came with which capacity, who went, who was refused.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use iop_edge_core::events::Notice;
+use iop_edge_core::{Edge, EdgeNodeEvent};
+use iop_execution::NodeId;
+use iop_wire::RefusalReason;
+use tokio::time::Instant;
+
+/// One line for each reason of refusal in this time: strangers must not fill the log.
+const REFUSAL_LINE_EVERY: Duration = Duration::from_secs(60);
+
+/// Logs the life of Nodes for as long as the Edge lives.
+///
+/// # Cancel safety
+/// May be dropped at any time.
+pub async fn log(edge: Edge) {
+    let mut events = edge.subscribe_nodes();
+    let mut refusals: HashMap<RefusalReason, (Instant, u64)> = HashMap::new();
+    while let Some(notice) = events.next().await {
+        match notice {
+            Notice::Lost(count) => tracing::warn!(count, "events of nodes were lost"),
+            Notice::Event(EdgeNodeEvent::Refused { node, reason }) => {
+                let now = Instant::now();
+                let (last, silent) = refusals.entry(reason).or_insert((now - REFUSAL_LINE_EVERY, 0));
+                if now - *last < REFUSAL_LINE_EVERY {
+                    *silent += 1;
+                    continue;
+                }
+                let more = std::mem::take(silent);
+                *last = now;
+                let node = node.as_ref().map(tracing::field::display);
+                tracing::warn!(node, %reason, more, "a node was refused");
+            }
+            Notice::Event(event) => say(&edge, &event),
+        }
+    }
+}
+
+fn say(edge: &Edge, event: &EdgeNodeEvent) {
+    match event {
+        EdgeNodeEvent::Connected { node, .. } => {
+            tracing::info!(%node, "node ready");
+            capacities(edge, node);
+        }
+        EdgeNodeEvent::Draining { node, .. } => tracing::info!(%node, "node drains: it gets no new work"),
+        EdgeNodeEvent::Disconnected { node, code, .. } => tracing::warn!(%node, %code, "node disconnected"),
+        EdgeNodeEvent::NotReady { node, code } => tracing::warn!(%node, %code, "node left before it was ready"),
+        EdgeNodeEvent::Refused { .. } => {}
+        #[allow(unreachable_patterns, reason = "the list may grow")]
+        _ => {}
+    }
+}
+
+/// Capacity is printed because nobody may have configured it (LEA-8).
+fn capacities(edge: &Edge, id: &NodeId) {
+    let snapshot = edge.snapshot();
+    for provider in snapshot.nodes.iter().filter(|node| node.node == *id).flat_map(|node| &node.providers) {
+        if provider.connected {
+            let configured = (provider.configured_capacity > 0).then_some(provider.configured_capacity);
+            tracing::info!(provider = %provider.provider, capacity = provider.effective.capacity, configured, "provider ready");
+        } else {
+            tracing::warn!(provider = %provider.provider, "the node did not start this provider; its own log says why");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::*;
+
+/// Answers everything with "ok"; with a semaphore it adds a permit for each request instead, and never answers.
+#[derive(Clone)]
+struct Answer(Option<Arc<tokio::sync::Semaphore>>);
+
+impl Service<Request<Incoming>> for Answer {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let arrived = self.0.clone();
+        Box::pin(async move {
+            let _body = request.into_body().collect().await;
+            if let Some(arrived) = arrived {
+                arrived.add_permits(1);
+                std::future::pending::<()>().await;
+            }
+            Ok(Response::new(Full::from("ok")))
+        })
+    }
+}
+
+async fn start(limits: Limits, service: Answer) -> (SocketAddr, Shutdown, tokio::task::JoinHandle<()>) {
+    let listener = HttpListener::bind("127.0.0.1:0".parse().unwrap(), None, limits).await.unwrap();
+    let (address, stop) = (listener.local_addr().unwrap(), Shutdown::default());
+    let served = tokio::spawn(listener.serve(service, stop.clone()));
+    (address, stop, served)
+}
+
+const fn short() -> Duration {
+    Duration::from_millis(50)
+}
+
+/// Everything the server sends until it closes.
+async fn rest(socket: &mut TcpStream) -> String {
+    let mut bytes = Vec::new();
+    let _reset_is_an_end_too = socket.read_to_end(&mut bytes).await;
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test]
+async fn a_request_is_answered_and_the_connection_kept() {
+    // SEC-3
+    let (address, _stop, _served) = start(Limits::default(), Answer(None)).await;
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    for _ in 0..2 {
+        socket.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut buffer = [0; 512];
+        let read = socket.read(&mut buffer).await.unwrap();
+        assert!(buffer[..read].starts_with(b"HTTP/1.1 200"), "{:?}", String::from_utf8_lossy(&buffer[..read]));
+    }
+}
+
+#[tokio::test]
+async fn slow_headers_and_silence_are_cut_at_every_stage() {
+    // SEC-3: slowloris. What stops is, in turn: everything, the HTTP/2 preface, the request line, the headers.
+    let limits = Limits { header_time: short(), ..Limits::default() };
+    let (address, _stop, _served) = start(limits, Answer(None)).await;
+    for sent in ["", "P", "PRI * HTTP/2.0\r\n", "GET / HT", "GET / HTTP/1.1\r\nhost: x\r\nx: "] {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        socket.write_all(sent.as_bytes()).await.unwrap();
+        let answer = timeout(Duration::from_secs(10), rest(&mut socket)).await;
+        assert!(answer.is_ok_and(|text| !text.contains(" 200 ")), "{sent:?}");
+    }
+}
+
+#[tokio::test]
+async fn too_many_or_too_large_headers_are_refused() {
+    // SEC-3
+    let (address, _stop, _served) = start(Limits::default(), Answer(None)).await;
+    let many = |count: usize| (0..count).map(|n| format!("x-{n}: 1\r\n")).collect::<String>();
+    for (headers, status) in
+        [(many(60), "200"), (many(65), "431"), (format!("x: {}\r\n", "y".repeat(15 << 10)), "200"), (format!("x: {}\r\n", "y".repeat(17 << 10)), "431")]
+    {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let head = format!("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
+        let _may_be_cut = socket.write_all(head.as_bytes()).await;
+        let answer = rest(&mut socket).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{} bytes of headers: {answer}", headers.len());
+    }
+}
+
+#[tokio::test]
+async fn connections_beyond_the_caps_are_closed_and_places_come_back() {
+    // SEC-3
+    for limits in [
+        Limits { connections: 2, ..Limits::default() },
+        Limits { connections_per_address: 2, ..Limits::default() },
+    ] {
+        let (address, _stop, _served) = start(limits, Answer(None)).await;
+        let request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+        let mut open = Vec::new();
+        for _ in 0..2 {
+            let mut socket = TcpStream::connect(address).await.unwrap();
+            socket.write_all(request).await.unwrap();
+            assert_ne!(socket.read(&mut [0; 512]).await.unwrap(), 0);
+            open.push(socket);
+        }
+        let mut third = TcpStream::connect(address).await.unwrap();
+        assert_eq!(rest(&mut third).await, "");
+        drop(open);
+        // The places come back when the server has seen the ends.
+        loop {
+            let mut socket = TcpStream::connect(address).await.unwrap();
+            let _refused = socket.write_all(request).await;
+            if socket.read(&mut [0; 512]).await.is_ok_and(|read| read > 0) {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_graceful_stop_closes_idle_connections_and_ends() {
+    // BIN-5
+    let (address, stop, served) = start(Limits::default(), Answer(None)).await;
+    let mut idle = TcpStream::connect(address).await.unwrap();
+    idle.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    assert_ne!(idle.read(&mut [0; 512]).await.unwrap(), 0);
+    let mut silent = TcpStream::connect(address).await.unwrap();
+    stop.gracefully.cancel();
+    timeout(Duration::from_secs(10), served).await.unwrap().unwrap();
+    assert_eq!((rest(&mut idle).await.as_str(), rest(&mut silent).await.as_str()), ("", ""));
+    assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn a_forced_stop_cuts_what_still_runs() {
+    // BIN-5
+    let arrived = Arc::new(tokio::sync::Semaphore::new(0));
+    let (address, stop, mut served) = start(Limits::default(), Answer(Some(Arc::clone(&arrived)))).await;
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    socket.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let _one = arrived.acquire().await.unwrap();
+    stop.gracefully.cancel();
+    assert!(timeout(short(), &mut served).await.is_err(), "a running request holds the graceful stop");
+    stop.now.cancel();
+    timeout(Duration::from_secs(10), served).await.unwrap().unwrap();
+    assert_eq!(rest(&mut socket).await, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_waits_too_long_fails_and_a_short_wait_does_not() {
+    // SEC-3: client that reads nothing
+    let limit = Duration::from_secs(60);
+    let (client, server) = tokio::io::duplex(16);
+    let (mut client, mut server) = (client, Guarded::new(server, limit));
+    let slow = tokio::spawn(async move {
+        let mut buffer = [0; 16];
+        for _ in 0..3 {
+            sleep(limit - Duration::from_secs(1)).await;
+            client.read_exact(&mut buffer).await.unwrap();
+        }
+        client
+    });
+    server.write_all(&[0; 48]).await.unwrap();
+    let client = slow.await.unwrap();
+    let error = server.write_all(&[0; 17]).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    drop(client);
+}

@@ -1,0 +1,55 @@
+use iop_edge_core::observe::{Violation, WaitOutcome};
+use iop_wire::CloseCode;
+
+use super::*;
+
+#[test]
+fn every_observation_has_a_metric_with_a_closed_label() {
+    // OPS-1
+    let metrics = EdgeMetrics::new();
+    metrics.observe(&Observation::ConnectionOpened);
+    metrics.observe(&Observation::LateMessage);
+    metrics.observe(&Observation::PoolExhausted);
+    for code in CloseCode::ALL {
+        metrics.observe(&Observation::ConnectionClosed { node: None, code: *code });
+    }
+    for violation in Violation::ALL {
+        metrics.observe(&Observation::Violated { violation: *violation });
+    }
+    for outcome in WaitOutcome::ALL {
+        let model = iop_execution::ModelName::new("SENTINEL").unwrap();
+        metrics.observe(&Observation::Waited { model, wait: std::time::Duration::ZERO, outcome: *outcome });
+    }
+    let text = metrics.render(&Gauges::default());
+    assert!(text.contains("iop_late_messages_total 1") && text.contains("iop_receive_pool_exhausted_total 1"), "{text}");
+    for violation in Violation::ALL {
+        assert!(text.contains(&format!("iop_violations_total{{kind=\"{violation}\"}} 1")), "{text}");
+    }
+    assert!(!text.contains("SENTINEL"), "{text}");
+}
+
+#[test]
+fn names_begin_with_iop_and_gauges_show_what_they_are_told() {
+    // OPS-1
+    let gauges = Gauges {
+        nodes: vec![NodeGauge { id: "gpu-1".to_owned(), ready: true }, NodeGauge { id: "gpu-2".to_owned(), ready: false }],
+        providers: vec![ProviderGauge { id: "p".to_owned(), capacity: 32, in_use: 5 }],
+        waiting: 7,
+    };
+    let metrics = EdgeMetrics::new();
+    let text = metrics.render(&gauges);
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        assert!(line.starts_with("iop_"), "{line}");
+    }
+    for line in [
+        r#"iop_node_ready{node="gpu-1"} 1"#,
+        r#"iop_node_ready{node="gpu-2"} 0"#,
+        r#"iop_provider_capacity{provider="p"} 32"#,
+        r#"iop_provider_in_use{provider="p"} 5"#,
+        "iop_requests_waiting 7",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let text = metrics.render(&Gauges { nodes: vec![NodeGauge { id: "gpu-1".to_owned(), ready: false }], ..Gauges::default() });
+    assert!(text.contains(r#"iop_node_ready{node="gpu-1"} 0"#), "{text}");
+}

@@ -1,0 +1,137 @@
+//! Decides what `iop-edge serve` does: listeners from the config, Nodes over gRPC, clients over HTTP.
+
+use std::net::SocketAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use iop_wire::link::grpc::serve_edge;
+use tokio::net::TcpListener;
+use tokio_util::task::TaskTracker;
+
+use crate::config::LoadedEdge;
+use crate::edge_runtime::EdgeRuntime;
+use crate::exit::Failure;
+use crate::listener::{HttpListener, Limits};
+use crate::shutdown::Shutdown;
+use crate::term::say;
+use crate::tls;
+
+#[cfg(test)]
+mod tests;
+
+/// An Edge whose addresses are bound and that is not serving yet.
+#[derive(Debug)]
+pub struct BoundEdge {
+    runtime: EdgeRuntime,
+    openai: HttpListener,
+    admin: HttpListener,
+    nodes: TcpListener,
+    nodes_tls: Option<std::sync::Arc<rustls::ServerConfig>>,
+    /// Where clients connect.
+    pub openai_address: SocketAddr,
+    /// Where Nodes connect.
+    pub nodes_address: SocketAddr,
+    /// Metrics and health.
+    pub admin_address: SocketAddr,
+}
+
+fn cannot_listen(name: &str, address: SocketAddr, error: &std::io::Error) -> Failure {
+    let failure = Failure::fatal(format!("can't listen at {address} (listen.{name}): {error}"));
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => failure.hint(format!("another program has that port; write another one under listen.{name}")),
+        std::io::ErrorKind::PermissionDenied => failure.hint("ports below 1024 need a privilege; use one above"),
+        _ => failure,
+    }
+}
+
+/// Binds everything a config names.
+///
+/// # Errors
+/// [`Failure`] with the listener's name.
+pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
+    let config = &loaded.config;
+    let unusable = |error: tls::TlsError| Failure::usage(error.to_string());
+    let pair = |pair: &Option<crate::config::edge::TlsPair>| pair.as_ref().map(|pair| pair.load(&loaded.base)).transpose();
+    let openai_tls = pair(&config.tls.openai).map_err(unusable)?.map(|pair| tls::openai_server(&pair)).transpose().map_err(unusable)?;
+    let nodes_tls = pair(&config.tls.nodes).map_err(unusable)?.map(|pair| tls::nodes_server(&pair)).transpose().map_err(unusable)?;
+
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let catalog = loaded.catalog(created)?;
+    let runtime = EdgeRuntime::start(catalog, config.edge_id.as_deref().unwrap_or("edge"), loaded.openai()?);
+
+    let limits = Limits {
+        connections: config.limits.connections,
+        connections_per_address: config.limits.connections_per_address,
+        ..Limits::default()
+    };
+    let address = config.listen.openai.address;
+    let openai = HttpListener::bind(address, openai_tls, limits).await.map_err(|error| cannot_listen("openai", address, &error))?;
+    let address = config.listen.nodes.address;
+    let nodes = TcpListener::bind(address).await.map_err(|error| cannot_listen("nodes", address, &error))?;
+    let address = config.listen.admin.address;
+    let admin = HttpListener::bind(address, None, Limits::default()).await.map_err(|error| cannot_listen("admin", address, &error))?;
+    let unknown = |error: std::io::Error| Failure::fatal(format!("can't tell where it listens: {error}"));
+    Ok(BoundEdge {
+        openai_address: openai.local_addr().map_err(unknown)?,
+        nodes_address: nodes.local_addr().map_err(unknown)?,
+        admin_address: admin.local_addr().map_err(unknown)?,
+        runtime,
+        openai,
+        admin,
+        nodes,
+        nodes_tls,
+    })
+}
+
+impl BoundEdge {
+    /// The running Edge.
+    #[must_use]
+    pub const fn runtime(&self) -> &EdgeRuntime {
+        &self.runtime
+    }
+
+    /// Serves until `shutdown`.
+    pub async fn serve(self, shutdown: Shutdown) {
+        let Self { runtime, openai, admin, nodes, nodes_tls, .. } = self;
+        let (links, edge) = (TaskTracker::new(), runtime.edge().clone());
+        let accept = tokio_util::sync::CancellationToken::new();
+        let spawn = links.clone();
+        let accepting = tokio::spawn(serve_edge(
+            nodes,
+            nodes_tls,
+            move |link| {
+                spawn.spawn(edge.attach(link));
+            },
+            accept.clone(),
+        ));
+        runtime.serve(openai, Some(admin), shutdown, |running| shutting_down(running)).await;
+        // After Goodbye; the engine refuses Nodes since the shutdown began.
+        accept.cancel();
+        accepting.abort();
+    }
+}
+
+/// Says that the end has begun.
+pub(crate) fn shutting_down(running: usize) {
+    say(format!("shutting down: finishing {running} running request(s), up to 30 s; a second signal ends at once"));
+}
+
+/// `iop-edge serve`.
+///
+/// # Errors
+/// [`Failure`] when it can't start.
+pub async fn serve(loaded: LoadedEdge) -> Result<(), Failure> {
+    let shutdown = Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
+    let bound = bind(&loaded).await?;
+    let scheme = |pair: &Option<crate::config::edge::TlsPair>, tls: &'static str, plain: &'static str| if pair.is_some() { tls } else { plain };
+    say(format!(
+        "listening openai={}://{} nodes={}://{} admin=http://{}",
+        scheme(&loaded.config.tls.openai, "https", "http"),
+        bound.openai_address,
+        scheme(&loaded.config.tls.nodes, "https", "http"),
+        bound.nodes_address,
+        bound.admin_address,
+    ));
+    bound.serve(shutdown).await;
+    say("stopped");
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! Decides what `iop-node serve` does: dials the Edge with the settings it was given, and says how that goes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use iop_node_core::{
+    AllowUpstream, Node, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath, ServeEnd,
+};
+use iop_wire::link::grpc::GrpcConnector;
+use iop_wire::{CloseCode, Connector, RefusalReason};
+
+use crate::adapters::BuiltIn;
+use crate::admin::{Admin, router};
+use crate::config::NodeSettings;
+use crate::exit::{Exit, Failure};
+use crate::listener::{HttpListener, Limits};
+use crate::node_metrics::NodeMetrics;
+use crate::shutdown::Shutdown;
+use crate::term::say;
+use crate::tls;
+
+/// How the Edge is dialled.
+///
+/// # Errors
+/// [`Failure`] when a certificate or name can't be used.
+pub fn connector(settings: &NodeSettings) -> Result<Arc<dyn Connector>, Failure> {
+    let edge = &settings.edge;
+    let wrong = |error: iop_wire::ConnectError| Failure::usage(error.to_string());
+    if !edge.tls {
+        return Ok(Arc::new(GrpcConnector::plaintext(edge.dial.as_str()).map_err(wrong)?));
+    }
+    let config = tls::node_client(settings.ca.as_deref()).map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(Arc::new(GrpcConnector::tls(edge.dial.as_str(), config, Some(&edge.tls_name)).map_err(wrong)?))
+}
+
+/// The Node of these settings.
+///
+/// # Errors
+/// [`Failure`] when a setting can't be used.
+pub fn node(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<Node, Failure> {
+    let policy = ReconnectPolicy::new(settings.max_attempts, settings.interval).map_err(|error| Failure::usage(error.to_string()))?;
+    let upstream = match &settings.allow_upstream {
+        Some(rules) => AllowUpstream::parse(rules).map_err(|error| Failure::usage(error.to_string()))?,
+        None => AllowUpstream::default(),
+    };
+    Node::builder(settings.token.clone(), connector(settings)?)
+        .factory(Arc::new(BuiltIn::default()))
+        .observer(observer)
+        .reconnect(policy)
+        .allow_upstream(upstream)
+        .version(env!("CARGO_PKG_VERSION"))
+        .build()
+        .map_err(|error| Failure::fatal(error.to_string()))
+}
+
+/// `iop-node serve`.
+///
+/// # Errors
+/// [`Failure`] with the exit code of how it ended.
+pub async fn serve(settings: NodeSettings) -> Result<(), Failure> {
+    let shutdown = Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
+    let metrics = NodeMetrics::new();
+    let teller = Teller { metrics: metrics.clone(), dial: settings.edge.dial.clone(), was_ready: AtomicBool::new(false) };
+    let node = node(&settings, Arc::new(teller))?;
+    let status = node.status();
+    let stop = Shutdown::default();
+    if let Some(address) = settings.metrics {
+        let failed = |error| Failure::fatal(format!("can't listen at {address} (metrics.listen): {error}"));
+        let listener = HttpListener::bind(address, None, Limits::default()).await.map_err(failed)?;
+        say(format!("listening metrics=http://{}", listener.local_addr().map_err(failed)?));
+        let ready = status.clone();
+        let admin = Admin {
+            ready: Arc::new(move || ready.get() == NodeStatus::Ready),
+            metrics: Arc::new(move || metrics.render()),
+        };
+        tokio::spawn(listener.serve(router(admin), stop.clone()));
+    }
+    say(format!("connecting edge={}", settings.edge.dial));
+    let telling = tokio::spawn({
+        let drain = shutdown.gracefully.clone();
+        async move {
+            drain.cancelled().await;
+            say("shutting down: finishing what runs, up to 30 s; a second signal ends at once");
+        }
+    });
+    let drain = shutdown.gracefully.clone();
+    let outcome = tokio::select! {
+        outcome = node.serve(drain) => Some(outcome),
+        () = shutdown.now.cancelled() => None,
+    };
+    telling.abort();
+    stop.force();
+    match outcome {
+        None => {
+            say("stopped at once: what ran was cut");
+            Ok(())
+        }
+        Some(Ok(end)) => {
+            say(match end {
+                ServeEnd::Drained => "stopped",
+                ServeEnd::Cancelled => "stopped: what still ran after 30 s was cancelled",
+            });
+            Ok(())
+        }
+        Some(Err(error)) => Err(failure(&error, &settings)),
+    }
+}
+
+/// Counts, and writes one line for each change that a person wants to know.
+#[derive(Debug)]
+struct Teller {
+    metrics: NodeMetrics,
+    dial: String,
+    was_ready: AtomicBool,
+}
+
+impl NodeObserver for Teller {
+    fn connected(&self) {
+        self.metrics.connected();
+    }
+
+    fn ready(&self) {
+        self.metrics.ready();
+        self.was_ready.store(true, Ordering::Relaxed);
+        say(format!("ready edge={}", self.dial));
+    }
+
+    fn closed(&self, code: CloseCode) {
+        self.metrics.closed(code);
+        if self.was_ready.swap(false, Ordering::Relaxed) {
+            say(format!("disconnected edge={} reason={code}", self.dial));
+        }
+    }
+
+    fn run_started(&self, path: RunPath) {
+        self.metrics.run_started(path);
+    }
+
+    fn run_ended(&self, path: RunPath, outcome: RunOutcome) {
+        self.metrics.run_ended(path, outcome);
+    }
+
+    fn late_messages(&self, count: u64) {
+        self.metrics.late_messages(count);
+    }
+
+    fn late_pushes(&self, count: u64) {
+        self.metrics.late_pushes(count);
+    }
+}
+
+fn failure(error: &NodeError, settings: &NodeSettings) -> Failure {
+    let failure = Failure { exit: Exit::Fatal, message: error.to_string(), hint: None };
+    match error {
+        NodeError::Exhausted { .. } => Failure { exit: Exit::Exhausted, ..failure }.hint(format!(
+            "is the Edge at {} up, and is its certificate from the CA of --ca? the log says why each try failed; --reconnect-max-attempts 0 tries for ever",
+            settings.edge.dial
+        )),
+        NodeError::Refused(RefusalReason::UnknownToken) => {
+            failure.hint("no `nodes:` entry of edge.yaml has this token: compare its token_id and token_hash with `iop-edge hash < node.token`")
+        }
+        NodeError::Refused(RefusalReason::UnsupportedProtocol) => failure.hint("Edge and Node are of versions too far apart: update the older one"),
+        _ => failure,
+    }
+}

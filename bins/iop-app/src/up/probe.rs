@@ -1,0 +1,131 @@
+//! Decides which backends are there: asks the usual loopback ports, or the URLs it is given, for their models.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::header::HOST;
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+#[cfg(test)]
+mod tests;
+
+/// Where backends usually listen on this machine, and what it is called.
+pub const USUAL: [(&str, u16); 5] =
+    [("ollama", 11434), ("vllm", 8000), ("llama_cpp", 8080), ("lm_studio", 1234), ("sglang", 30000)];
+/// How long one backend may take to list its models.
+pub const PROBE_TIME: Duration = Duration::from_millis(700);
+const MAX_LIST_BYTES: usize = 4 << 20;
+
+/// What a probe found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// A backend with these models.
+    Backend(Vec<String>),
+    /// IOP itself.
+    Iop,
+    /// It wants a key.
+    Unauthorized,
+    /// Something that does not list models.
+    Other(String),
+    /// Nothing answers.
+    Nothing,
+}
+
+/// One place that was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probed {
+    /// Name for people, and the id of the provider.
+    pub name: String,
+    /// Its origin.
+    pub url: String,
+    /// What is there.
+    pub found: Found,
+}
+
+/// Asks all places at the same time.
+///
+/// # Cancel safety
+/// May be dropped at any time; open connections close.
+pub async fn probe_all(places: Vec<(String, String)>) -> Vec<Probed> {
+    join_all(places.into_iter().map(|(name, url)| async move {
+        let found = timeout(PROBE_TIME, probe(&url)).await.unwrap_or(Found::Nothing);
+        Probed { name, url, found }
+    }))
+    .await
+}
+
+async fn probe(url: &str) -> Found {
+    let Ok(uri) = url.parse::<Uri>() else { return Found::Nothing };
+    let (Some(host), tls) = (uri.host(), uri.scheme_str() == Some("https")) else { return Found::Nothing };
+    let host = host.trim_matches(['[', ']']);
+    let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    let Ok(socket) = TcpStream::connect((host, port)).await else { return Found::Nothing };
+    if !tls {
+        return ask(socket, &uri).await;
+    }
+    let (Ok(config), Ok(name)) = (crate::tls::backend_client(), ServerName::try_from(host.to_owned())) else {
+        return Found::Other("TLS is not possible".to_owned());
+    };
+    match tokio_rustls::TlsConnector::from(Arc::clone(&config)).connect(name, socket).await {
+        Ok(stream) => ask(stream, &uri).await,
+        Err(error) => Found::Other(format!("TLS: {error}")),
+    }
+}
+
+async fn ask<IO>(io: IO, uri: &Uri) -> Found
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Ok((mut sender, connection)) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await else {
+        return Found::Nothing;
+    };
+    let exchange = async move {
+        let authority = uri.authority().map_or("", http::uri::Authority::as_str);
+        let path = format!("{}/v1/models", uri.path().trim_end_matches('/').trim_end_matches("/v1"));
+        let Ok(request) = Request::get(path).header(HOST, authority).body(Empty::<Bytes>::new()) else {
+            return Found::Nothing;
+        };
+        let Ok(answer) = sender.send_request(request).await else { return Found::Nothing };
+        if answer.headers().contains_key("x-iop-edge") {
+            return Found::Iop;
+        }
+        match answer.status() {
+            StatusCode::OK => {}
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Found::Unauthorized,
+            status => return Found::Other(format!("answered {}", status.as_u16())),
+        }
+        match Limited::new(answer.into_body(), MAX_LIST_BYTES).collect().await {
+            Ok(body) => match serde_json::from_slice::<ModelList>(&body.to_bytes()) {
+                Ok(list) => Found::Backend(list.data.into_iter().map(|model| model.id).collect()),
+                Err(_) => Found::Other("lists no models".to_owned()),
+            },
+            Err(_) => Found::Other("broke off its list of models".to_owned()),
+        }
+    };
+    // The connection is driven beside the exchange and dropped with it: no task is left behind.
+    let mut exchange = std::pin::pin!(exchange);
+    tokio::select! {
+        found = exchange.as_mut() => found,
+        // The answer may lie in buffers when its connection has ended.
+        _ = connection => exchange.await,
+    }
+}
+
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+}

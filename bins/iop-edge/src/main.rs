@@ -1,0 +1,7 @@
+//! Decides nothing itself: `iop-edge` is the library `iop-app` with a name.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    iop_app::cli::iop_edge()
+}

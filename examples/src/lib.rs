@@ -1,0 +1,1 @@
+//! The programs beside this file are the content: see the README.

@@ -1,0 +1,310 @@
+//! Decides what one chunk of a chat answer says: text, reasoning, tool calls, counts, ends, errors, in every spelling.
+//!
+//! One reader for the tunnel's observer and for runs, for stream chunks and whole answers. It is lenient about shapes
+//! (a field of an unexpected type counts as absent) and strict about JSON.
+
+use iop_execution::Usage;
+
+use crate::json::{Kind, NotJson, Scanned, Scanner, Text};
+
+/// Most choices of one chunk that are read; more than any server allows.
+const MAX_CHOICES: usize = 128;
+/// Most tool-call pieces of one choice that are read.
+const MAX_PIECES: usize = 128;
+
+/// What one chunk says.
+#[derive(Default)]
+pub(crate) struct Chunk<'a> {
+    pub(crate) choices: Vec<Choice<'a>>,
+    pub(crate) usage: Option<Usage>,
+    /// An error object, in any of its shapes.
+    pub(crate) error: bool,
+    /// Prompt tokens done so far, where the server tells.
+    pub(crate) processed: Option<u64>,
+    /// Set when the chunk is an event of the Responses API.
+    pub(crate) response: Option<ResponseEvent>,
+}
+
+/// What an event of the Responses API says, as far as a tunnel needs to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResponseEvent {
+    Content,
+    Lifecycle,
+    Finished,
+}
+
+/// One choice of a chunk.
+#[derive(Default)]
+pub(crate) struct Choice<'a> {
+    pub(crate) index: u64,
+    pub(crate) content: Option<Text<'a>>,
+    pub(crate) reasoning: Option<Text<'a>>,
+    pub(crate) refusal: Option<Text<'a>>,
+    pub(crate) calls: Vec<CallPiece<'a>>,
+    /// The deprecated single call.
+    pub(crate) function_call: Option<CallPiece<'a>>,
+    /// Content that is no plain text: parts, audio.
+    pub(crate) other_content: bool,
+    /// Why it ended; never empty.
+    pub(crate) finish: Option<Text<'a>>,
+}
+
+impl Choice<'_> {
+    /// True if it carries a part of the answer.
+    pub(crate) const fn has_content(&self) -> bool {
+        self.content.is_some()
+            || self.reasoning.is_some()
+            || self.refusal.is_some()
+            || self.function_call.is_some()
+            || self.other_content
+            || !self.calls.is_empty()
+    }
+}
+
+/// A piece of a tool call.
+#[derive(Default)]
+pub(crate) struct CallPiece<'a> {
+    pub(crate) index: Option<u64>,
+    pub(crate) id: Option<Text<'a>>,
+    pub(crate) name: Option<Text<'a>>,
+    pub(crate) arguments: Arguments<'a>,
+}
+
+/// Arguments as they came.
+#[derive(Default)]
+pub(crate) enum Arguments<'a> {
+    #[default]
+    None,
+    /// A piece of JSON text, as it should be.
+    Text(Text<'a>),
+    /// A whole JSON object, as some servers send it.
+    Object(&'a [u8]),
+}
+
+/// Reads one chunk. A text that is JSON but no object says nothing.
+pub(crate) fn read(text: &[u8]) -> Scanned<Chunk<'_>> {
+    let mut chunk = Chunk::default();
+    let mut timings = None;
+    let mut delta_len = None;
+    let mut scan = Scanner::new(text);
+    scan.object(|scan, key| {
+        match key {
+            "choices" => choices(scan, &mut chunk.choices)?,
+            "usage" => chunk.usage = usage(scan)?.or(chunk.usage),
+            "error" => chunk.error |= says_something(scan)?,
+            "object" => chunk.error |= scan.text()?.is_some_and(|object| object.is("error")),
+            "type" => {
+                if let Some(kind) = scan.text()?.and_then(|kind| kind.get()) {
+                    chunk.error |= matches!(kind.as_ref(), "error" | "response.failed");
+                    chunk.response = response_event(&kind);
+                }
+            }
+            "delta" => delta_len = scan.text()?.map(|delta| delta.is_empty()),
+            "response" => scan.object(|scan, key| {
+                if key == "usage" {
+                    chunk.usage = usage(scan)?.or(chunk.usage);
+                    Ok(())
+                } else {
+                    scan.skip()
+                }
+            })?,
+            "prompt_progress" => scan.object(|scan, key| {
+                if key == "processed" {
+                    chunk.processed = scan.count()?;
+                    Ok(())
+                } else {
+                    scan.skip()
+                }
+            })?,
+            "timings" => timings = llama_timings(scan)?,
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })?;
+    scan.end()?;
+    chunk.usage = chunk.usage.or(timings);
+    if chunk.response == Some(ResponseEvent::Content) && delta_len == Some(true) {
+        chunk.response = Some(ResponseEvent::Lifecycle);
+    }
+    Ok(chunk)
+}
+
+fn response_event(kind: &str) -> Option<ResponseEvent> {
+    let name = kind.strip_prefix("response.")?;
+    Some(match name {
+        "completed" | "incomplete" => ResponseEvent::Finished,
+        _ if name.ends_with(".delta") => ResponseEvent::Content,
+        _ => ResponseEvent::Lifecycle,
+    })
+}
+
+/// False for what stands for nothing: null, false, 0, and empty strings, arrays and objects.
+fn says_something(scan: &mut Scanner<'_>) -> Scanned<bool> {
+    let mut some = false;
+    match scan.peek()? {
+        Kind::Null => scan.skip()?,
+        Kind::Bool => some = scan.raw()? == b"true",
+        Kind::Number => some = scan.raw()? != b"0",
+        Kind::String => some = scan.text()?.is_some_and(|text| !text.is_empty()),
+        Kind::Array => scan.array(|scan| {
+            some = true;
+            scan.skip()
+        })?,
+        Kind::Object => scan.object(|scan, _| {
+            some = true;
+            scan.skip()
+        })?,
+    }
+    Ok(some)
+}
+
+fn choices<'a>(scan: &mut Scanner<'a>, into: &mut Vec<Choice<'a>>) -> Scanned<()> {
+    scan.array(|scan| {
+        let choice = choice(scan)?;
+        if into.len() == MAX_CHOICES {
+            return Err(NotJson);
+        }
+        into.push(choice);
+        Ok(())
+    })
+}
+
+fn choice<'a>(scan: &mut Scanner<'a>) -> Scanned<Choice<'a>> {
+    let mut choice = Choice::default();
+    scan.object(|scan, key| {
+        match key {
+            "index" => choice.index = scan.count()?.unwrap_or(0),
+            "delta" | "message" => delta(scan, &mut choice)?,
+            "finish_reason" => choice.finish = non_empty(scan)?,
+            // The older completions API has its text here.
+            "text" => choice.content = non_empty(scan)?.or(choice.content),
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(choice)
+}
+
+fn delta<'a>(scan: &mut Scanner<'a>, choice: &mut Choice<'a>) -> Scanned<()> {
+    scan.object(|scan, key| {
+        match key {
+            "content" if scan.peek()? == Kind::Array => choice.other_content |= says_something(scan)?,
+            "content" => choice.content = non_empty(scan)?,
+            "reasoning_content" | "reasoning" => choice.reasoning = non_empty(scan)?.or(choice.reasoning),
+            "refusal" => choice.refusal = non_empty(scan)?,
+            "audio" => choice.other_content |= says_something(scan)?,
+            "tool_calls" => scan.array(|scan| {
+                let piece = call(scan)?;
+                if choice.calls.len() == MAX_PIECES {
+                    return Err(NotJson);
+                }
+                choice.calls.push(piece);
+                Ok(())
+            })?,
+            "function_call" if scan.peek()? == Kind::Object => {
+                let mut piece = CallPiece::default();
+                function(scan, &mut piece)?;
+                choice.function_call = Some(piece);
+            }
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })
+}
+
+fn call<'a>(scan: &mut Scanner<'a>) -> Scanned<CallPiece<'a>> {
+    let mut piece = CallPiece::default();
+    scan.object(|scan, key| {
+        match key {
+            "index" => piece.index = scan.count()?,
+            "id" => piece.id = non_empty(scan)?,
+            "function" => function(scan, &mut piece)?,
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(piece)
+}
+
+fn function<'a>(scan: &mut Scanner<'a>, piece: &mut CallPiece<'a>) -> Scanned<()> {
+    scan.object(|scan, key| {
+        match key {
+            "name" => piece.name = non_empty(scan)?,
+            "arguments" if scan.peek()? == Kind::Object => piece.arguments = Arguments::Object(scan.raw()?),
+            "arguments" => piece.arguments = non_empty(scan)?.map_or(Arguments::None, Arguments::Text),
+            // Ollama keeps the index here.
+            "index" => piece.index = scan.count()?.or(piece.index),
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })
+}
+
+fn non_empty<'a>(scan: &mut Scanner<'a>) -> Scanned<Option<Text<'a>>> {
+    Ok(scan.text()?.filter(|text| !text.is_empty()))
+}
+
+fn usage(scan: &mut Scanner<'_>) -> Scanned<Option<Usage>> {
+    let mut usage = Usage::default();
+    let mut hit = None;
+    scan.object(|scan, key| {
+        match key {
+            "prompt_tokens" | "input_tokens" => usage.input_tokens = scan.count()?.or(usage.input_tokens),
+            "completion_tokens" | "output_tokens" => usage.output_tokens = scan.count()?.or(usage.output_tokens),
+            // SGLang, beside the details.
+            "reasoning_tokens" => {
+                let count = scan.count()?;
+                usage.reasoning_tokens = usage.reasoning_tokens.or(count);
+            }
+            // DeepSeek.
+            "prompt_cache_hit_tokens" => hit = scan.count()?,
+            "prompt_tokens_details" | "input_tokens_details" => {
+                usage.cached_input_tokens = detail(scan, "cached_tokens")?.or(usage.cached_input_tokens);
+            }
+            "completion_tokens_details" | "output_tokens_details" => {
+                usage.reasoning_tokens = detail(scan, "reasoning_tokens")?.or(usage.reasoning_tokens);
+            }
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })?;
+    usage.cached_input_tokens = usage.cached_input_tokens.or(hit);
+    Ok((!usage.is_empty()).then_some(usage))
+}
+
+fn detail(scan: &mut Scanner<'_>, name: &str) -> Scanned<Option<u64>> {
+    let mut count = None;
+    scan.object(|scan, key| {
+        if key == name {
+            count = scan.count()?;
+            Ok(())
+        } else {
+            scan.skip()
+        }
+    })?;
+    Ok(count)
+}
+
+/// What llama.cpp says at the end even when nobody asked for usage.
+fn llama_timings(scan: &mut Scanner<'_>) -> Scanned<Option<Usage>> {
+    let (mut cached, mut prompt, mut predicted) = (None, None, None);
+    scan.object(|scan, key| {
+        match key {
+            "cache_n" => cached = scan.count()?,
+            "prompt_n" => prompt = scan.count()?,
+            "predicted_n" => predicted = scan.count()?,
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })?;
+    let usage = Usage {
+        input_tokens: prompt.map(|prompt: u64| prompt.saturating_add(cached.unwrap_or(0))),
+        output_tokens: predicted,
+        reasoning_tokens: None,
+        cached_input_tokens: cached,
+    };
+    Ok((!usage.is_empty()).then_some(usage))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! Decides how a backend is called over HTTP: one request, HTTP/1.1, nothing retried, followed, decoded or timed by itself.
+//!
+//! [`Upstream`] is the seam between adapters and the HTTP client below, so that a faster reader of response bodies can take
+//! the client's place without touching them.
+
+mod client;
+mod origin;
+
+use std::fmt;
+use std::pin::Pin;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_core::Stream;
+use http::{HeaderMap, Method, StatusCode};
+use iop_execution::RequestBody;
+
+pub use client::{CONNECT_TIMEOUT, HttpClient, HttpClientError};
+pub use origin::{InvalidOrigin, Origin};
+
+/// One way to reach one backend.
+#[async_trait]
+pub trait Upstream: fmt::Debug + Send + Sync + 'static {
+    /// Sends one request, once, and answers when the head of the response is here.
+    ///
+    /// # Errors
+    /// [`UpstreamError`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future, or later the response's body, closes the connection.
+    async fn send(&self, request: UpstreamRequest) -> Result<UpstreamResponse, UpstreamError>;
+}
+
+/// One request to a backend. It names no host: the upstream has its own origin.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs, reason = "an HTTP request has these four parts")]
+pub struct UpstreamRequest {
+    /// The method.
+    pub method: Method,
+    /// The path, from an allow-list.
+    pub path: &'static str,
+    /// The headers, `content-length` and `host` excepted.
+    pub headers: HeaderMap,
+    /// The body, of known length.
+    pub body: RequestBody,
+}
+
+/// Bytes of a response as they were read.
+pub type UpstreamBody = Pin<Box<dyn Stream<Item = Result<Bytes, UpstreamError>> + Send>>;
+
+/// A response whose body is still coming.
+#[allow(clippy::exhaustive_structs, reason = "an HTTP response has these three parts")]
+pub struct UpstreamResponse {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: UpstreamBody,
+}
+
+impl fmt::Debug for UpstreamResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UpstreamResponse").field("status", &self.status).finish_non_exhaustive()
+    }
+}
+
+/// Why a call failed. `Display` and the source hold no URL and no payload.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UpstreamError {
+    /// The connection broke after the request, or a part of it, was sent.
+    #[error("the connection to the backend broke")]
+    Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// No connection: nothing was sent.
+    #[error("the backend could not be reached")]
+    Connect(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The caller's upload broke off.
+    #[error("the request body broke off")]
+    RequestBody,
+}

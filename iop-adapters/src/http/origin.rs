@@ -1,0 +1,135 @@
+//! Decides which base URLs name a backend.
+
+use std::fmt;
+
+use http::Uri;
+use http::uri::Scheme;
+
+/// A backend's origin, and the path prefix below which its API lives.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Origin {
+    https: bool,
+    authority: String,
+    prefix: String,
+}
+
+/// Why a base URL was refused. Holds no part of it: it may carry a key by mistake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidOrigin {
+    /// No URL.
+    #[error("the base URL is not a URL like http://127.0.0.1:8080")]
+    NotAUrl,
+    /// Neither `http` nor `https`.
+    #[error("the base URL must begin with http:// or https://")]
+    Scheme,
+    /// A user name or password in front of the host.
+    #[error("the base URL must hold no user name or password; use auth")]
+    UserInfo,
+    /// A query or fragment.
+    #[error("the base URL must have no query and no fragment")]
+    Query,
+    /// A path that could mean something else to somebody.
+    #[error("the path of the base URL is not acceptable")]
+    Path,
+}
+
+impl Origin {
+    /// Parses a base URL, with or without `/v1` at its end.
+    ///
+    /// # Errors
+    /// [`InvalidOrigin`].
+    pub fn parse(text: &str) -> Result<Self, InvalidOrigin> {
+        if text.contains(['?', '#']) {
+            return Err(InvalidOrigin::Query);
+        }
+        let uri: Uri = text.parse().map_err(|_| InvalidOrigin::NotAUrl)?;
+        let https = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            Some(_) => return Err(InvalidOrigin::Scheme),
+            None => return Err(InvalidOrigin::NotAUrl),
+        };
+        let authority = uri.authority().ok_or(InvalidOrigin::NotAUrl)?;
+        if authority.as_str().contains('@') {
+            return Err(InvalidOrigin::UserInfo);
+        }
+        if authority.host().is_empty() {
+            return Err(InvalidOrigin::NotAUrl);
+        }
+        let path = uri.path().trim_end_matches('/');
+        let prefix = path.strip_suffix("/v1").unwrap_or(path);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'.' | b'~' | b':');
+        if !prefix.bytes().all(plain) || prefix.contains("..") || prefix.contains("//") {
+            return Err(InvalidOrigin::Path);
+        }
+        Ok(Self { https, authority: authority.as_str().to_owned(), prefix: prefix.to_owned() })
+    }
+
+    /// True for `https`.
+    #[must_use]
+    pub const fn is_https(&self) -> bool {
+        self.https
+    }
+
+    /// The URL of a path on this backend.
+    pub(crate) fn url(&self, path: &str) -> String {
+        let scheme = if self.https { "https" } else { "http" };
+        format!("{scheme}://{}{}{path}", self.authority, self.prefix)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url(""))
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_urls_with_and_without_v1_name_the_same_backend() {
+        // ADP-1
+        for (text, want) in [
+            ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+            ("http://127.0.0.1:8080/", "http://127.0.0.1:8080"),
+            ("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080"),
+            ("http://[::1]:8080/v1/", "http://[::1]:8080"),
+            ("https://host/api/v1", "https://host/api"),
+            ("HTTP://host", "http://host"),
+        ] {
+            assert_eq!(Origin::parse(text).map(|origin| origin.to_string()), Ok(want.to_owned()), "{text}");
+        }
+        assert_eq!(Origin::parse("https://host/api/v1").unwrap().url("/v1/models"), "https://host/api/v1/models");
+    }
+
+    #[test]
+    fn other_urls_are_refused_without_repeating_them() {
+        // SEC-1
+        for (text, want) in [
+            ("", InvalidOrigin::NotAUrl),
+            ("127.0.0.1:8080", InvalidOrigin::NotAUrl),
+            ("/v1", InvalidOrigin::NotAUrl),
+            ("ftp://host", InvalidOrigin::Scheme),
+            ("http://user:SENTINEL@host", InvalidOrigin::UserInfo),
+            ("http://host?key=SENTINEL", InvalidOrigin::Query),
+            ("http://host/#SENTINEL", InvalidOrigin::Query),
+            ("http://host/a/../b", InvalidOrigin::Path),
+            ("http://host//a", InvalidOrigin::Path),
+            ("http://host/%2e", InvalidOrigin::Path),
+            ("http://host/a@b", InvalidOrigin::Path),
+        ] {
+            let error = Origin::parse(text).unwrap_err();
+            assert_eq!(error, want, "{text}");
+            assert!(!format!("{error} {error:?}").contains("SENTINEL"));
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Provider adapters: how IOP talks to whoever runs models.
+//!
+//! | feature | adapter kind | what it serves | wire |
+//! | --- | --- | --- | --- |
+//! | `openai_compat` (default) | `openai_compat` | any server that speaks OpenAI chat completions | tunnel, run |
+//! | `demo` (default) | `demo` | a deterministic model without weights | run |
+//!
+//! [`decorators`] wrap any provider: [`decorators::Limit`], [`decorators::Fault`], [`decorators::Record`].
+//!
+//! What all adapters of HTTP backends share: [`http`] (one request, never retried), [`rules`] (what may pass),
+//! [`auth`] (where keys come from), [`observer`] (the event stream parsed once, cut into flagged frames).
+
+#[cfg(feature = "openai_compat")]
+pub mod auth;
+#[cfg(feature = "openai_compat")]
+mod chunk;
+#[cfg(feature = "openai_compat")]
+mod complaint;
+pub mod decorators;
+#[cfg(feature = "demo")]
+pub mod demo;
+#[cfg(feature = "openai_compat")]
+pub mod http;
+#[cfg(feature = "openai_compat")]
+mod json;
+#[cfg(feature = "openai_compat")]
+pub mod observer;
+#[cfg(feature = "openai_compat")]
+pub mod openai_compat;
+#[cfg(feature = "openai_compat")]
+pub mod rules;
+#[cfg(feature = "openai_compat")]
+mod tracker;
+
+#[cfg(feature = "demo")]
+pub use demo::{Demo, DemoPace};
+#[cfg(feature = "openai_compat")]
+pub use openai_compat::{OpenAiCompat, OpenAiCompatConfig};
+
+/// The adapter kinds of this build.
+#[must_use]
+pub const fn kinds() -> &'static [&'static str] {
+    &[
+        #[cfg(feature = "demo")]
+        "demo",
+        #[cfg(feature = "openai_compat")]
+        "openai_compat",
+    ]
+}

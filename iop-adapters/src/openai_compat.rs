@@ -1,0 +1,312 @@
+//! Decides how a server that speaks OpenAI chat completions becomes a provider: by tunnel, and by normalised run.
+//!
+//! One call makes one request. The bytes of a tunnel pass unchanged; an error of any kind, inside or outside a stream,
+//! becomes a typed failure without a word of the provider's own text.
+
+mod discovery;
+mod edit;
+mod run;
+mod tool_calls;
+mod tunnel;
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Method};
+use iop_execution::failure::{FailureCode, FailureStage, ProviderContacted};
+use iop_execution::{
+    Capabilities, Completion, EventSink, ExecutionFailure, Fenced, HeadSink, Health, Provider, ProviderError, RequestBody,
+    RunRequest, Target, TunnelEnd, TunnelRequest,
+};
+
+pub use self::discovery::{DISCOVERY_TIMEOUT, Discovery, MAX_TARGETS};
+use crate::auth::{AuthError, AuthReference, Bearer};
+use crate::complaint;
+use crate::http::{
+    HttpClient, HttpClientError, InvalidOrigin, Origin, Upstream, UpstreamBody, UpstreamError, UpstreamRequest,
+    UpstreamResponse,
+};
+use crate::rules;
+
+/// How long the body of an error answer is waited for.
+const ERROR_BODY_WAIT: Duration = Duration::from_secs(2);
+/// Default of [`OpenAiCompatConfig::terminal_linger`].
+pub const TERMINAL_LINGER: Duration = Duration::from_millis(2_000);
+/// Longest wait a provider may ask for; what is longer is cut to it.
+const MAX_RETRY_AFTER_MS: u32 = 24 * 3_600_000;
+
+/// How to reach one server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenAiCompatConfig {
+    /// Its base URL, `http` or `https`, with or without `/v1`.
+    pub base_url: String,
+    /// Where its key is to be found; none by default.
+    pub auth: Option<AuthReference>,
+    /// How long usage and `[DONE]` are waited for after the last finish reason; 2 s by default.
+    pub terminal_linger: Duration,
+    /// How many calls it takes at once; by default what the server says.
+    pub max_concurrency: Option<NonZeroU32>,
+}
+
+impl OpenAiCompatConfig {
+    /// Defaults for a server at this base URL.
+    #[must_use]
+    pub fn new(base_url: impl Into<String>) -> Self {
+        Self { base_url: base_url.into(), auth: None, terminal_linger: TERMINAL_LINGER, max_concurrency: None }
+    }
+
+    /// With this key reference.
+    #[must_use]
+    pub fn with_auth(mut self, auth: Option<AuthReference>) -> Self {
+        self.auth = auth;
+        self
+    }
+}
+
+/// The adapter can't be set up as configured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenAiCompatError {
+    /// The key.
+    #[error("the provider's key can't be used")]
+    Auth(#[from] AuthError),
+    /// The base URL.
+    #[error("the base URL can't be used")]
+    BaseUrl(#[from] InvalidOrigin),
+    /// The HTTP client.
+    #[error("the HTTP client can't be set up")]
+    Client(#[from] HttpClientError),
+}
+
+/// A server that speaks OpenAI chat completions.
+#[derive(Debug)]
+pub struct OpenAiCompat {
+    upstream: Arc<dyn Upstream>,
+    bearer: Option<Bearer>,
+    terminal_linger: Duration,
+    max_concurrency: Option<NonZeroU32>,
+    found: Mutex<Arc<Discovery>>,
+}
+
+impl OpenAiCompat {
+    /// Sets the adapter up and reads its key; connects to nothing yet.
+    ///
+    /// # Errors
+    /// [`OpenAiCompatError`].
+    pub fn new(config: OpenAiCompatConfig) -> Result<Self, OpenAiCompatError> {
+        let upstream = Arc::new(HttpClient::new(Origin::parse(&config.base_url)?)?);
+        Self::with_upstream(config, upstream)
+    }
+
+    /// The same over another way to reach the server; the base URL is not looked at.
+    ///
+    /// # Errors
+    /// [`OpenAiCompatError::Auth`].
+    pub fn with_upstream(config: OpenAiCompatConfig, upstream: Arc<dyn Upstream>) -> Result<Self, OpenAiCompatError> {
+        let bearer = config.auth.as_ref().map(AuthReference::resolve).transpose()?;
+        Ok(Self {
+            upstream,
+            bearer,
+            terminal_linger: config.terminal_linger,
+            max_concurrency: config.max_concurrency,
+            found: Mutex::new(Arc::default()),
+        })
+    }
+
+    /// What the last discovery found; nothing before the first.
+    #[must_use]
+    pub fn found(&self) -> Arc<Discovery> {
+        Arc::clone(&self.found.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Asks the server which models it has, and remembers the answer. An unsuccessful call leaves the last answer in force.
+    ///
+    /// Takes at most a few seconds.
+    ///
+    /// # Errors
+    /// The server can't be reached, refuses, or answers with something else.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn discover(&self) -> Result<Arc<Discovery>, ProviderError> {
+        let found = Arc::new(discovery::discover(self).await?);
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&found);
+        Ok(found)
+    }
+
+    /// Sends one request and answers what is no HTTP error.
+    async fn call(
+        &self,
+        method: Method,
+        path: &'static str,
+        mut headers: HeaderMap,
+        body: RequestBody,
+    ) -> Result<UpstreamResponse, ProviderError> {
+        if let Some(bearer) = &self.bearer {
+            headers.insert(AUTHORIZATION, bearer.header().clone());
+        }
+        let request = UpstreamRequest { method, path, headers, body };
+        let response = self.upstream.send(request).await.map_err(|error| failed(error, FailureStage::Prefill))?;
+        let status = response.status;
+        if rules::is_encoded(&response.headers) {
+            return Err(in_prefill(ProviderError::protocol("the provider compressed its answer although it was told not to")));
+        }
+        if status.is_success() {
+            return Ok(response);
+        }
+        let retry_after = retry_after_ms(&response.headers);
+        let wait = read_up_to(response.body, complaint::MAX_ERROR_BODY);
+        let body = tokio::time::timeout(ERROR_BODY_WAIT, wait).await.unwrap_or_default();
+        Err(complaint::rejected(status.as_u16(), &body, retry_after))
+    }
+}
+
+/// The beginning of a body; a body that breaks off counts as far as it came.
+async fn read_up_to(mut body: UpstreamBody, limit: usize) -> Vec<u8> {
+    let mut read = Vec::new();
+    while let Some(Ok(bytes)) = body.next().await {
+        read.extend_from_slice(bytes.get(..limit - read.len()).unwrap_or(&bytes));
+        if read.len() == limit {
+            break;
+        }
+    }
+    read
+}
+
+fn failed(error: UpstreamError, stage: FailureStage) -> ProviderError {
+    match error {
+        UpstreamError::Connect(source) => ProviderError::unreachable().with_source(source),
+        UpstreamError::Broken(source) => ProviderError::broken(stage).with_source(source),
+        UpstreamError::RequestBody => ProviderError::new(ExecutionFailure::new(
+            FailureCode::InvalidRequest,
+            FailureStage::Connect,
+            ProviderContacted::Unknown,
+            "the request body broke off",
+        )),
+    }
+}
+
+/// The same error, but before the first output.
+fn in_prefill(error: ProviderError) -> ProviderError {
+    let mut failure = error.into_failure();
+    failure.stage = FailureStage::Prefill;
+    ProviderError::new(failure)
+}
+
+/// The provider's own wish to wait: milliseconds where it gives them, else seconds. Dates are ignored.
+fn retry_after_ms(headers: &HeaderMap) -> Option<u32> {
+    let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok().filter(|n| *n >= 0.0);
+    let ms = number("retry-after-ms").or_else(|| number("retry-after").map(|seconds| seconds * 1_000.0))?;
+    // A cast from f64 saturates.
+    Some((ms as u32).min(MAX_RETRY_AFTER_MS))
+}
+
+/// What kind of body an answer says it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Media {
+    Events,
+    Html,
+    Json,
+    Other,
+}
+
+fn media(headers: &HeaderMap) -> Media {
+    let value = headers.get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match kind.as_str() {
+        "text/event-stream" => Media::Events,
+        "text/html" | "application/xhtml+xml" => Media::Html,
+        "application/json" => Media::Json,
+        other if other.ends_with("+json") => Media::Json,
+        _ => Media::Other,
+    }
+}
+
+/// Runs a call until it ends or the run is cancelled, which drops the call and with it the connection.
+async fn unless_cancelled<T>(
+    cancelled: impl Future<Output = ()> + Send,
+    call: impl Future<Output = Result<T, ProviderError>> + Send,
+) -> Result<T, ProviderError> {
+    match select(std::pin::pin!(cancelled), std::pin::pin!(call)).await {
+        Either::Left(((), _)) => Err(Fenced.into()),
+        Either::Right((outcome, _)) => outcome,
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Provider for OpenAiCompat {
+    fn capabilities(&self) -> Capabilities {
+        let found = self.found();
+        let mut capabilities = Capabilities::runs_only()
+            .with_tunnels()
+            .with_features(true, true)
+            .with_max_concurrency(self.max_concurrency.or(found.slots))
+            .with_targets(found.targets.clone());
+        capabilities.embeddings = true;
+        capabilities
+    }
+
+    async fn execute(&self, run: RunRequest, sink: &mut EventSink) -> Result<Completion, ProviderError> {
+        unless_cancelled(sink.cancelled(), run::execute(self, run, sink)).await
+    }
+
+    async fn tunnel(&self, request: TunnelRequest, head: HeadSink) -> Result<TunnelEnd, ProviderError> {
+        unless_cancelled(head.cancelled(), tunnel::relay(self, request, head)).await
+    }
+
+    async fn probe_health(&self, target: &Target) -> Health {
+        // Nothing but a token proves that a model lives, and this kind of server has no free one: a listed name is no proof
+        // of life, a missing one none of death.
+        let _ = target;
+        match discovery::discover(self).await {
+            Err(error) if error.failure().provider_contacted == ProviderContacted::No => Health::Unavailable,
+            Ok(_) | Err(_) => Health::Unknown,
+        }
+    }
+
+    async fn command(
+        &self,
+        command: iop_execution::ProviderCommand,
+    ) -> Result<iop_execution::CommandOutput, ProviderError> {
+        drop(command);
+        Err(ProviderError::unsupported("this adapter has no commands"))
+    }
+
+    async fn start(&self) -> Result<(), ProviderError> {
+        // A server that is down, or still loading, is asked again at the next ready.
+        if let Err(error) = self.discover().await {
+            tracing::info!(code = %error.failure().code, status = error.failure().upstream_status, "no model list yet");
+        }
+        Ok(())
+    }
+
+    async fn stop(&self) {}
+}
+
+/// How many choices a request asks for, as far as its bytes are here; 1 when it does not say.
+fn asked_choices(body: Option<&Bytes>) -> u32 {
+    let Some(body) = body.filter(|body| memchr::memmem::find(body, b"\"n\"").is_some()) else {
+        return 1;
+    };
+    let mut choices = None;
+    let read = crate::json::Scanner::new(body).object(|scan, key| {
+        if key == "n" {
+            choices = scan.count()?;
+            Ok(())
+        } else {
+            scan.skip()
+        }
+    });
+    read.ok().and(choices).and_then(|choices| u32::try_from(choices).ok()).unwrap_or(1).max(1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! Decides which models a server has, with what context length, and how many calls it takes at once.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use http::{HeaderMap, Method};
+use iop_execution::failure::FailureStage;
+use iop_execution::provider::TargetInfo;
+use iop_execution::{ProviderError, RequestBody, RunId, Target};
+
+use super::{OpenAiCompat, read_up_to};
+use crate::json::{Kind, Scanned, Scanner};
+use crate::rules;
+
+/// How long the list of models may take.
+pub const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long llama.cpp's own properties may take: they are a bonus.
+const PROPS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Largest list that is read.
+const MAX_LIST_BYTES: usize = 1024 * 1024;
+/// Most models that are taken over from one server.
+pub const MAX_TARGETS: usize = 1_024;
+
+/// What a server has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Discovery {
+    /// Its models, in the order it lists them.
+    pub targets: Vec<TargetInfo>,
+    /// How many calls it takes at once, where it says so (llama.cpp).
+    pub slots: Option<NonZeroU32>,
+    /// The server is an IOP edge: using it as a backend would be a loop.
+    pub is_iop: bool,
+}
+
+pub(super) async fn discover(adapter: &OpenAiCompat) -> Result<Discovery, ProviderError> {
+    let late = |_| ProviderError::broken(FailureStage::Prefill);
+    let (headers, list) = tokio::time::timeout(DISCOVERY_TIMEOUT, get(adapter, "/v1/models")).await.map_err(late)??;
+    let is_iop = headers.contains_key("x-iop-edge");
+    let listed = models(&list).map_err(|_| ProviderError::protocol("the provider's list of models is not JSON"))?;
+    let server = headers.get(http::header::SERVER).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let mut found = Discovery { targets: listed.targets, slots: None, is_iop };
+    if listed.llama_cpp || server.eq_ignore_ascii_case("llama.cpp") {
+        let props = tokio::time::timeout(PROPS_TIMEOUT, get(adapter, "/props")).await;
+        if let Ok(Ok((_, props))) = props {
+            found.take_props(&props);
+        }
+    }
+    Ok(found)
+}
+
+async fn get(adapter: &OpenAiCompat, path: &'static str) -> Result<(HeaderMap, Vec<u8>), ProviderError> {
+    let mut headers = rules::request_headers(&HeaderMap::new(), RunId::from_bytes([0; 16]));
+    headers.remove(http::header::CONTENT_TYPE);
+    headers.remove("x-request-id");
+    let response = adapter.call(Method::GET, path, headers, RequestBody::full("")).await?;
+    Ok((response.headers, read_up_to(response.body, MAX_LIST_BYTES).await))
+}
+
+impl Discovery {
+    /// llama.cpp tells how many slots it runs, and the context it really has, which is smaller than the model's.
+    fn take_props(&mut self, props: &[u8]) {
+        let (mut slots, mut context) = (None, None);
+        let read = Scanner::new(props).object(|scan, key| {
+            match key {
+                "total_slots" => slots = scan.count()?,
+                "default_generation_settings" => context = context_field(scan)?,
+                _ => scan.skip()?,
+            }
+            Ok(())
+        });
+        if read.is_err() {
+            return;
+        }
+        self.slots = slots.and_then(|slots| u32::try_from(slots).ok()).and_then(NonZeroU32::new);
+        if let ([target], Some(context)) = (self.targets.as_mut_slice(), context) {
+            target.context_length = Some(context);
+        }
+    }
+}
+
+struct Listed {
+    targets: Vec<TargetInfo>,
+    llama_cpp: bool,
+}
+
+fn models(list: &[u8]) -> Scanned<Listed> {
+    let mut listed = Listed { targets: Vec::new(), llama_cpp: false };
+    let mut scan = Scanner::new(list);
+    if scan.peek()? != Kind::Object {
+        return Err(crate::json::NotJson);
+    }
+    scan.object(|scan, key| match key {
+        "data" => scan.array(|scan| {
+            let (target, llama_cpp) = model(scan)?;
+            listed.llama_cpp |= llama_cpp;
+            listed.targets.extend(target.filter(|_| listed.targets.len() < MAX_TARGETS));
+            Ok(())
+        }),
+        _ => scan.skip(),
+    })?;
+    scan.end()?;
+    Ok(listed)
+}
+
+fn model(scan: &mut Scanner<'_>) -> Scanned<(Option<TargetInfo>, bool)> {
+    let (mut id, mut context, mut llama_cpp) = (None, None, false);
+    scan.object(|scan, key| {
+        match key {
+            "id" => id = scan.text()?.and_then(|id| id.get()),
+            "owned_by" => llama_cpp = scan.text()?.is_some_and(|owner| owner.is("llamacpp")),
+            // vLLM; OpenRouter and others; LM Studio.
+            "max_model_len" | "context_length" | "max_context_length" => {
+                let tokens = scan.count()?;
+                context = context.or(tokens);
+            }
+            "meta" => context = context_field(scan)?.or(context),
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })?;
+    // A name that IOP can't carry is left out, not changed.
+    let target = id.and_then(|id| Target::new(id).ok());
+    Ok((target.map(|target| TargetInfo::new(target).with_context_length(context)), llama_cpp))
+}
+
+/// llama.cpp's context length: what it runs with, else what the model was trained for.
+fn context_field(scan: &mut Scanner<'_>) -> Scanned<Option<u64>> {
+    let (mut running, mut trained) = (None, None);
+    scan.object(|scan, key| {
+        match key {
+            "n_ctx" => running = scan.count()?,
+            "n_ctx_train" => trained = scan.count()?,
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(running.or(trained))
+}

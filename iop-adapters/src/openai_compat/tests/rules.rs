@@ -1,0 +1,197 @@
+use iop_execution::failure::{FailureCode, FailureStage, ProviderContacted};
+use iop_execution::testkit::Answer;
+use iop_execution::testkit::cases::chat_case;
+
+use super::*;
+
+#[tokio::test]
+async fn a_backend_that_resets_every_connection_counts_one_request_per_dispatch() {
+    // NOD-10
+    let backend = ScriptedBackend::builder().otherwise(Answer::reset_at_once()).start().await.unwrap();
+    let adapter = adapter(&backend);
+    for at in 1..=3 {
+        let frames = collect(&mut tunnel(&adapter, "m", true)).await;
+        let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!(failure.code, FailureCode::ProviderUnreachable);
+        assert_eq!(failure.provider_contacted, ProviderContacted::Yes);
+        assert_eq!(failure.stage, FailureStage::Prefill);
+        assert_eq!(backend.traffic().requests, at);
+    }
+    collect(&mut run(&adapter, "m")).await;
+    assert_eq!(backend.traffic().requests, 4);
+}
+
+#[tokio::test]
+async fn a_redirect_is_an_error_and_not_followed() {
+    // SEC-1, NOD-10
+    let elsewhere = ScriptedBackend::with_all_cases().await.unwrap();
+    let location = format!("{}/v1/chat/completions", elsewhere.base_url());
+    for status in [301, 302, 307, 308] {
+        let answer = Answer::json(status, "{}").header("location", &location);
+        let backend = ScriptedBackend::builder().otherwise(answer).start().await.unwrap();
+        let frames = collect(&mut tunnel(&adapter(&backend), "ok", true)).await;
+        let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!((failure.code, failure.upstream_status), (FailureCode::ProviderRejected, Some(status)));
+    }
+    assert_eq!(elsewhere.traffic().connections, 0);
+}
+
+#[tokio::test]
+async fn a_backend_that_is_not_there_was_not_contacted() {
+    // EXE-9
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let adapter = adapter_at(&format!("http://{gone}"));
+    let frames = collect(&mut tunnel(&adapter, "m", true)).await;
+    let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+    assert_eq!(failure.code, FailureCode::ProviderUnreachable);
+    assert_eq!(failure.provider_contacted, ProviderContacted::No);
+    assert!(!failure.to_string().contains("127.0.0.1"));
+    assert_eq!(adapter.probe_health(&target("m")).await, Health::Unavailable);
+    adapter.start().await.expect("a backend that is down is no error");
+}
+
+#[tokio::test]
+async fn the_backend_gets_our_headers_and_none_of_the_callers_secrets() {
+    // SEC-1, SEC-2, CRD-16
+    let key = std::env::temp_dir().join(format!("iop-key-{}", std::process::id()));
+    std::fs::write(&key, "KEY-SENTINEL").unwrap();
+    let backend = ScriptedBackend::with_all_cases().await.unwrap();
+    let reference = AuthReference::parse(&format!("file:{}", key.display())).unwrap();
+    let config = OpenAiCompatConfig::new(backend.base_url()).with_auth(Some(reference));
+    let adapter = Arc::new(OpenAiCompat::new(config).unwrap());
+    std::fs::remove_file(&key).unwrap();
+
+    let body = chat_json("http_401", "hello", true);
+    let mut request = tunnel_request(&target("http_401"), body.clone(), true);
+    for name in ["authorization", "cookie", "x-api-key", "host", "x-forwarded-for", "accept-encoding", "connection"] {
+        request.headers.insert(name, "CALLER-SENTINEL".parse().unwrap());
+    }
+    let run_id = request.run_id.to_string();
+    let mut execution = TunnelExecution::tunnel(Arc::clone(&adapter) as Arc<dyn Provider>, request);
+    let frames = collect(&mut execution).await;
+
+    let received = &backend.received()[0];
+    assert_eq!(received.header("authorization"), Some("Bearer KEY-SENTINEL"));
+    assert_eq!(received.header("accept-encoding"), Some("identity"));
+    assert_eq!(received.header("content-length"), Some(body.len().to_string().as_str()));
+    assert_eq!(received.header("transfer-encoding"), None);
+    assert_eq!(received.header("x-request-id"), Some(run_id.as_str()));
+    assert_eq!(received.header("host"), Some(backend.addr().to_string().as_str()));
+    assert!(received.headers.iter().all(|(_, value)| !value.contains("CALLER-SENTINEL")));
+    assert_eq!(received.body, body);
+    for text in [format!("{adapter:?}"), format!("{frames:?}"), format!("{execution:?}")] {
+        assert!(!text.contains("SENTINEL"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_in_chunks_keeps_its_length_and_one_that_breaks_off_is_said_so() {
+    // SEC-1: length recomputed
+    let backend = ScriptedBackend::with_all_cases().await.unwrap();
+    let adapter = adapter(&backend);
+    let body = Bytes::from(chat_json("ok", &"x".repeat(100_000), true));
+    let request = |chunks: Vec<Result<Bytes, iop_execution::request::BodyAborted>>| {
+        let mut request = tunnel_request(&target("ok"), "", true);
+        request.body = RequestBody::chunks(body.len() as u64, futures_util::stream::iter(chunks));
+        TunnelExecution::tunnel(Arc::clone(&adapter) as Arc<dyn Provider>, request)
+    };
+    let frames = collect(&mut request(vec![Ok(body.slice(..1000)), Ok(body.slice(1000..))])).await;
+    assert!(matches!(frames.last(), Some(TunnelFrame::End)), "{frames:?}");
+    let received = &backend.received()[0];
+    assert_eq!(received.header("content-length"), Some(body.len().to_string().as_str()));
+    assert_eq!(received.body, body);
+
+    let frames = collect(&mut request(vec![Ok(body.slice(..1000)), Err(iop_execution::request::BodyAborted)])).await;
+    let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+    assert_eq!(failure.code, FailureCode::InvalidRequest);
+    assert_eq!(backend.traffic().requests, 1);
+}
+
+#[tokio::test]
+async fn paths_outside_the_profile_never_reach_the_backend() {
+    // SEC-1
+    let backend = ScriptedBackend::with_all_cases().await.unwrap();
+    let adapter = adapter(&backend);
+    for (path, code) in [
+        ("/v1/../admin", FailureCode::InvalidRequest),
+        ("/v1/chat/completions?x=1", FailureCode::Unsupported),
+        ("/api/pull", FailureCode::Unsupported),
+        ("http://elsewhere/v1/models", FailureCode::InvalidRequest),
+    ] {
+        let mut request = tunnel_request(&target("ok"), "{}", true);
+        path.clone_into(&mut request.path);
+        let frames = collect(&mut TunnelExecution::tunnel(Arc::clone(&adapter) as Arc<dyn Provider>, request)).await;
+        let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!((failure.code, failure.provider_contacted), (code, ProviderContacted::No), "{path}");
+    }
+    assert_eq!(backend.traffic().connections, 0);
+}
+
+#[tokio::test]
+async fn wrong_kinds_of_answers_are_named() {
+    // API-7
+    let html = || Answer::new(200).header("content-type", "text/html").write("<html>SENTINEL</html>");
+    let full = iop_execution::testkit::cases::full_answer().to_string();
+    for (what, answer, stream) in [
+        ("html for events", html(), true),
+        ("html for json", html(), false),
+        ("html that calls itself json", Answer::json(200, "<html>SENTINEL</html>"), false),
+        ("not json", Answer::json(200, "SENTINEL"), false),
+        ("cut json", Answer::json(200, full[..40].to_owned()), false),
+        ("json that is no object", Answer::json(200, "[1]"), false),
+        ("nothing", Answer::json(200, ""), false),
+        ("events nobody asked for", chat_case("ok").unwrap().answer.without_stream(chat_case("ok").unwrap().answer), false),
+        ("bad event", Answer::events().write("data: {\"choices\":[SENTINEL\n\n"), true),
+        ("no text", Answer::events().write(&b"data: {\"a\":\"\xff\"}\n\n"[..]), true),
+    ] {
+        let backend = ScriptedBackend::builder().model("m", answer).start().await.unwrap();
+        let frames = collect(&mut tunnel(&adapter(&backend), "m", stream)).await;
+        let Some(TunnelFrame::Failed(failure)) = frames.last() else { panic!("{what}: {frames:?}") };
+        assert_eq!(failure.code, FailureCode::ProviderProtocol, "{what}");
+        assert!(!format!("{failure:?}").contains("SENTINEL"), "SEC-2: {what}");
+    }
+    let error = Answer::json(200, r#"{"error":{"message":"SENTINEL","code":503}}"#);
+    for stream in [true, false] {
+        let backend = ScriptedBackend::builder().model("m", error.clone()).start().await.unwrap();
+        let frames = collect(&mut tunnel(&adapter(&backend), "m", stream)).await;
+        let Some(TunnelFrame::Failed(failure)) = frames.last() else { panic!("{frames:?}") };
+        assert_eq!((failure.code, failure.upstream_status), (FailureCode::ProviderRejected, Some(503)));
+    }
+}
+
+#[tokio::test]
+async fn a_whole_answer_passes_byte_for_byte_or_not_at_all() {
+    // API-7, API-10
+    let full = iop_execution::testkit::cases::full_answer().to_string();
+    let long = full.replace("Hé", &"x".repeat(3 * 1024 * 1024));
+    let cut = Answer::new(200).header("content-type", "application/json").header("content-length", "500").write(full.clone());
+    let backend = ScriptedBackend::builder()
+        .model("blank", Answer::new(200).header("content-type", "application/json").write("\n\n").write(full.clone()))
+        .model("long", Answer::json(200, long.clone()))
+        .model("cut", cut.close())
+        .start()
+        .await
+        .unwrap();
+    let adapter = adapter(&backend);
+    for (name, sent) in [("blank", format!("\n\n{full}")), ("long", long)] {
+        let frames = collect(&mut tunnel(&adapter, name, false)).await;
+        assert!(matches!(frames.last(), Some(TunnelFrame::End)), "{name}");
+        assert!(body_of(&frames) == sent.as_bytes(), "{name}");
+        let largest = frames.iter().map(TunnelFrame::payload_bytes).max();
+        assert!(largest <= Some(crate::observer::FRAME_BYTES));
+    }
+    let frames = collect(&mut tunnel(&adapter, "cut", false)).await;
+    let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+    assert_eq!(failure.code, FailureCode::ProviderUnreachable);
+}
+
+#[tokio::test]
+async fn connections_are_used_again() {
+    let backend = ScriptedBackend::with_all_cases().await.unwrap();
+    let adapter = adapter(&backend);
+    for _ in 0..5 {
+        collect(&mut tunnel(&adapter, "ok", false)).await;
+    }
+    assert_eq!(backend.traffic().requests, 5);
+    assert!(backend.traffic().connections < 5, "{:?}", backend.traffic());
+}

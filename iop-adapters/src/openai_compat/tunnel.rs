@@ -1,0 +1,172 @@
+//! Decides how a raw exchange passes: the head when the server's head came, the body as it comes, the end when it is one.
+
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+use http::header::CONTENT_TYPE;
+use http::HeaderValue;
+use iop_execution::failure::FailureStage;
+use iop_execution::{BodySink, FrameFlags, HeadSink, ProviderError, TunnelEnd, TunnelRequest, Usage};
+use tokio::time::{Instant, timeout_at};
+
+use super::{Media, OpenAiCompat, asked_choices, failed, in_prefill, media};
+use crate::http::UpstreamResponse;
+use crate::observer::{FRAME_BYTES, Observer, Seen};
+use crate::{chunk, complaint, rules};
+
+/// Largest whole answer that is checked before any of it is passed on. A larger one passes unchecked.
+const MAX_CHECKED: usize = 1024 * 1024;
+/// Largest whole answer.
+const MAX_ANSWER: u64 = 64 * 1024 * 1024;
+
+pub(super) async fn relay(
+    adapter: &OpenAiCompat,
+    request: TunnelRequest,
+    head: HeadSink,
+) -> Result<TunnelEnd, ProviderError> {
+    let path = rules::OPENAI.check(&request.method, &request.path)?;
+    let choices = asked_choices(request.body.as_full());
+    let headers = rules::request_headers(&request.headers, request.run_id);
+    let response = adapter.call(request.method, path, headers, request.body).await?;
+    match (request.stream, media(&response.headers)) {
+        (_, Media::Html) => Err(in_prefill(ProviderError::protocol("the provider answered with HTML"))),
+        (true, Media::Json) => Err(json_for_events(response).await),
+        // Some servers call their event stream plain text, or nothing at all.
+        (true, Media::Events | Media::Other) => events(adapter, response, head, choices).await,
+        (false, Media::Events) => {
+            Err(in_prefill(ProviderError::protocol("the provider answered with an event stream that was not asked for")))
+        }
+        (false, Media::Json | Media::Other) => whole(response, head).await,
+    }
+}
+
+async fn events(
+    adapter: &OpenAiCompat,
+    response: UpstreamResponse,
+    head: HeadSink,
+    choices: u32,
+) -> Result<TunnelEnd, ProviderError> {
+    let mut headers = rules::response_headers(&response.headers);
+    if media(&headers) != Media::Events {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    }
+    let mut sink = head.head(response.status, headers).await?;
+    let mut body = response.body;
+    let mut observer = Observer::new(choices);
+    let mut linger_until = None;
+    loop {
+        let read = match linger_until {
+            None => body.next().await,
+            Some(until) => match timeout_at(until, body.next()).await {
+                Ok(read) => read,
+                // Every choice is finished: a server that keeps the connection open has nothing more to say.
+                Err(_) => break,
+            },
+        };
+        match read {
+            Some(Ok(bytes)) => {
+                observer.feed(bytes);
+                pass_on(&mut observer, &mut sink).await?;
+                if observer.is_done() {
+                    break;
+                }
+                linger_until = match (observer.is_complete(), linger_until) {
+                    (false, _) => None,
+                    (true, Some(until)) => Some(until),
+                    (true, None) => Some(Instant::now() + adapter.terminal_linger),
+                };
+            }
+            Some(Err(_)) if observer.is_complete() => break,
+            Some(Err(error)) => return Err(failed(error, FailureStage::Stream)),
+            None => {
+                observer.finish()?;
+                break;
+            }
+        }
+    }
+    if let Some(usage) = observer.last_usage() {
+        sink.usage(usage).await?;
+    }
+    Ok(sink.finish())
+}
+
+async fn pass_on(observer: &mut Observer, sink: &mut BodySink) -> Result<(), ProviderError> {
+    while let Some(seen) = observer.next() {
+        match seen? {
+            Seen::Frame { bytes, flags } => sink.data(bytes, flags).await?,
+            Seen::Usage(usage) => sink.usage(usage).await?,
+        }
+    }
+    Ok(())
+}
+
+/// The error for a JSON answer where an event stream was asked for.
+async fn json_for_events(response: UpstreamResponse) -> ProviderError {
+    let body = super::read_up_to(response.body, complaint::MAX_ERROR_BODY).await;
+    if chunk::read(&body).is_ok_and(|answer| answer.error) {
+        return in_prefill(complaint::reported(&body));
+    }
+    in_prefill(ProviderError::protocol("the provider answered with JSON instead of an event stream"))
+}
+
+async fn whole(response: UpstreamResponse, head: HeadSink) -> Result<TunnelEnd, ProviderError> {
+    let mut body = response.body;
+    let mut read = BytesMut::new();
+    let mut ended = false;
+    while read.len() <= MAX_CHECKED {
+        match body.next().await {
+            Some(Ok(bytes)) => read.extend_from_slice(&bytes),
+            Some(Err(error)) => return Err(failed(error, FailureStage::Prefill)),
+            None => {
+                ended = true;
+                break;
+            }
+        }
+    }
+    let usage = if ended { check(&read)? } else { None };
+    let mut headers = rules::response_headers(&response.headers);
+    if media(&headers) != Media::Json {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    let mut sink = head.head(response.status, headers).await?;
+    let mut total = read.len() as u64;
+    in_frames(&mut sink, read.freeze()).await?;
+    while !ended {
+        match body.next().await {
+            Some(Ok(bytes)) => {
+                total = total.saturating_add(bytes.len() as u64);
+                if total > MAX_ANSWER {
+                    return Err(ProviderError::protocol("the provider's answer is larger than 64 MiB"));
+                }
+                in_frames(&mut sink, bytes).await?;
+            }
+            Some(Err(error)) => return Err(failed(error, FailureStage::Stream)),
+            None => ended = true,
+        }
+    }
+    if let Some(usage) = usage {
+        sink.usage(usage).await?;
+    }
+    Ok(sink.finish())
+}
+
+async fn in_frames(sink: &mut BodySink, mut bytes: Bytes) -> Result<(), ProviderError> {
+    while !bytes.is_empty() {
+        let frame = bytes.split_to(bytes.len().min(FRAME_BYTES));
+        sink.data(frame, FrameFlags::NONE).await?;
+    }
+    Ok(())
+}
+
+/// Whether these bytes are a whole answer. Some servers send blank lines before it while they work.
+pub(super) fn check(body: &[u8]) -> Result<Option<Usage>, ProviderError> {
+    let text = body.trim_ascii();
+    let not_json = |message| in_prefill(ProviderError::protocol(message));
+    if text.starts_with(b"<") {
+        return Err(not_json("the provider answered with HTML"));
+    }
+    match chunk::read(text) {
+        Ok(answer) if answer.error => Err(in_prefill(complaint::reported(text))),
+        Ok(answer) if text.starts_with(b"{") => Ok(answer.usage),
+        Ok(_) | Err(_) => Err(not_json("the provider's answer is not a JSON object")),
+    }
+}

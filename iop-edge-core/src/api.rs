@@ -1,0 +1,236 @@
+//! Decides what a caller of the engine may ask and what it gets: surface-neutral submissions.
+//!
+//! CONTRACT between the engine (which implements `Edge`) and the OpenAI surface (one caller).
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method};
+use iop_execution::{AdapterKey, ModelName, NodeId, Principal, ProviderId, RunId, RunStream, SessionId, Target, TunnelStream};
+
+/// Where a request may go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Destination {
+    /// Any candidate of a model group: queue and selection rules apply.
+    Model(ModelName),
+    /// One adapter instance. Without a node: the only ready Node that has it. Never from a client's field or header.
+    Direct {
+        /// The Node.
+        node: Option<NodeId>,
+        /// The adapter instance.
+        adapter: AdapterKey,
+        /// The model.
+        target: Target,
+    },
+}
+
+/// One request to the engine.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Submit {
+    /// Where it may go.
+    pub destination: Destination,
+    /// Who calls.
+    pub principal: Option<Principal>,
+    /// Opaque correlation value.
+    pub session_id: Option<SessionId>,
+    /// Recorded only.
+    pub background: bool,
+    /// The caller wants output as it comes.
+    pub stream: bool,
+    /// Hard deadline: bounds queue and attempt together.
+    pub deadline: Option<Instant>,
+    /// Higher goes first; 0 is normal.
+    pub priority: i8,
+    /// Estimate of the prompt's tokens (LEA-2): class and filters, never usage.
+    pub prompt_tokens_estimate: u32,
+}
+
+impl Submit {
+    /// A streaming request for a model, defaults everywhere else.
+    #[must_use]
+    pub const fn to_model(model: ModelName) -> Self {
+        Self::to(Destination::Model(model))
+    }
+
+    /// A streaming request, defaults everywhere else.
+    #[must_use]
+    pub const fn to(destination: Destination) -> Self {
+        Self {
+            destination,
+            principal: None,
+            session_id: None,
+            background: false,
+            stream: true,
+            deadline: None,
+            priority: 0,
+            prompt_tokens_estimate: 0,
+        }
+    }
+}
+
+/// Which wire the selected provider is used by (SEL-3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WireKind {
+    /// Normalised run.
+    Run,
+    /// Raw tunnel.
+    Tunnel,
+}
+
+/// What admission decided: known before anything is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Admitted {
+    /// The run.
+    pub run_id: RunId,
+    /// The Node.
+    pub node: NodeId,
+    /// The provider.
+    pub provider: ProviderId,
+    /// The adapter instance.
+    pub adapter: AdapterKey,
+    /// The model as the provider knows it.
+    pub target: Target,
+    /// How it is used.
+    pub wire: WireKind,
+    /// How long the request waited for a place.
+    pub queued: Duration,
+}
+
+/// What is sent once a provider is known.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Payload {
+    /// The chat-completions object of a normalised run.
+    Run {
+        /// The object.
+        input: Bytes,
+    },
+    /// A raw HTTP request.
+    Tunnel {
+        /// Method.
+        method: Method,
+        /// Path and query.
+        path: String,
+        /// Headers that passed the Edge's allow-list.
+        headers: HeaderMap,
+        /// Body.
+        body: Bytes,
+    },
+}
+
+/// Output of a dispatched request. Dropping it before the terminal cancels the run; its place follows LEA-6.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Output {
+    /// Events.
+    Run(RunStream),
+    /// Frames.
+    Tunnel(TunnelStream),
+}
+
+/// A dispatched request.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Submitted {
+    /// What admission decided.
+    pub admitted: Admitted,
+    /// The output.
+    pub output: Output,
+}
+
+/// Why a request was not admitted. Closed (EDG-1).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The request itself is wrong.
+    #[error("invalid request: {0}")]
+    InvalidRequest(&'static str),
+    /// No model group has that name.
+    #[error("no such model")]
+    UnknownModel,
+    /// The model is known, but no provider can take it.
+    #[error("no provider is available")]
+    Unavailable,
+    /// Too many requests wait already.
+    #[error("the queue is full")]
+    QueueFull {
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The request waited too long.
+    #[error("the request waited too long for a place")]
+    QueueTimeout,
+    /// Several Nodes have that adapter: name one.
+    #[error("several nodes are ready: name one")]
+    NodeRequired,
+    /// The deadline passed before admission.
+    #[error("the deadline passed before admission")]
+    DeadlineExceeded,
+    /// Cancelled before admission.
+    #[error("cancelled before admission")]
+    Cancelled,
+    /// The Edge takes no new requests.
+    #[error("the edge is shutting down")]
+    ShuttingDown,
+}
+
+/// A model as clients may see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ModelListing {
+    /// Public name.
+    pub name: ModelName,
+    /// Stable per config: Unix seconds.
+    pub created: u64,
+    /// Shown as `owned_by`.
+    pub owned_by: String,
+    /// Context length in tokens, where a provider told it.
+    pub context_length: Option<u64>,
+    /// At least one provider can serve it now.
+    pub available: bool,
+    /// It calls tools.
+    pub tools: bool,
+    /// It reasons.
+    pub reasoning: bool,
+}
+
+/// What the OpenAI surface needs of the engine. `Edge` implements it; tests script it.
+///
+/// (The engine's own inherent methods `submit_run`, `submit_tunnel`, `cancel`, … are built on the same path.)
+#[iop_execution::async_trait]
+pub trait Engine: std::fmt::Debug + Send + Sync + 'static {
+    /// Admits (or queues) a request, then asks `prepare` for what to send to the chosen provider, and dispatches it.
+    ///
+    /// Cancel safety: dropping the future removes a waiter from its queue or releases its place.
+    async fn submit(
+        &self,
+        request: Submit,
+        prepare: Box<dyn for<'a> FnOnce(&'a Admitted) -> Payload + Send>,
+    ) -> Result<Submitted, SubmitError>;
+
+    /// Models clients may see, in config order.
+    fn models(&self) -> Vec<ModelListing>;
+
+    /// At least one provider is ready.
+    fn is_ready(&self) -> bool;
+}
+
+/// What a cancel reached (EDG-3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "it reached the run, or there is none")]
+pub enum CancelRun {
+    /// The run ends as cancelled.
+    Cancelled,
+    /// There is no such run, or it is over: nothing happened.
+    UnknownRun,
+}
+
+/// An operation that this version of the engine does not offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not supported yet")]
+pub struct Unsupported(
+    /// The operation.
+    pub &'static str,
+);

@@ -1,0 +1,392 @@
+//! Decides what is configured: Nodes, their providers, and the models clients may ask for.
+//!
+//! A [`Catalog`] is checked once, when it is built, and never changes afterwards.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, StallTimeout, Target};
+use iop_wire::{NodeConfigPayload, ProviderConfig};
+
+use crate::token::{TokenHash, TokenId};
+
+/// Places of a provider when neither its config nor its backend says how many (LEA-8).
+pub const DEFAULT_CAPACITY: u32 = 16;
+/// Most requests that wait for one model, by default.
+pub const DEFAULT_MAX_WAITING: usize = 1024;
+/// How long a request waits for a place, by default.
+pub const DEFAULT_QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One configured Node.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct NodeEntry {
+    /// Its id.
+    pub id: NodeId,
+    /// Public part of its token.
+    pub token_id: TokenId,
+    /// SHA-256 of the secret part of its token.
+    pub token_hash: TokenHash,
+    /// False: known, but it may not register.
+    pub enabled: bool,
+    /// Its providers.
+    pub providers: Vec<ProviderEntry>,
+}
+
+impl NodeEntry {
+    /// An enabled Node.
+    #[must_use]
+    pub const fn new(id: NodeId, token_id: TokenId, token_hash: TokenHash, providers: Vec<ProviderEntry>) -> Self {
+        Self { id, token_id, token_hash, enabled: true, providers }
+    }
+}
+
+/// One configured provider.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ProviderEntry {
+    /// What its Node runs.
+    pub config: ProviderConfig,
+    /// False: known and shown, but never started or chosen.
+    pub enabled: bool,
+}
+
+impl ProviderEntry {
+    /// An enabled provider.
+    #[must_use]
+    pub const fn new(config: ProviderConfig) -> Self {
+        Self { config, enabled: true }
+    }
+}
+
+/// One way to serve a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Candidate {
+    /// The provider.
+    pub provider: ProviderId,
+    /// The model as that provider knows it.
+    pub target: Target,
+    /// Share of the load, relative to the other candidates; at least 1.
+    pub weight: u32,
+}
+
+impl Candidate {
+    /// A candidate of weight 1.
+    #[must_use]
+    pub const fn new(provider: ProviderId, target: Target) -> Self {
+        Self { provider, target, weight: 1 }
+    }
+
+    /// With another weight.
+    #[must_use]
+    pub const fn with_weight(mut self, weight: u32) -> Self {
+        self.weight = weight;
+        self
+    }
+}
+
+/// One public model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ModelGroup {
+    /// Its name.
+    pub name: ModelName,
+    /// Other names of it.
+    pub aliases: Vec<ModelName>,
+    /// How it can be served.
+    pub candidates: Vec<Candidate>,
+    /// Most requests that wait for it.
+    pub max_waiting: usize,
+    /// How long a request waits for a place.
+    pub queue_timeout: Duration,
+    /// Estimated prompt tokens from which a request is `long` (LEA-2); none = never.
+    pub long_context_threshold: Option<u32>,
+}
+
+impl ModelGroup {
+    /// A model with the given queue bounds, no aliases and no threshold.
+    #[must_use]
+    pub const fn new(name: ModelName, candidates: Vec<Candidate>, queue: QueueDefaults) -> Self {
+        Self {
+            name,
+            aliases: Vec::new(),
+            candidates,
+            max_waiting: queue.max_waiting,
+            queue_timeout: queue.timeout,
+            long_context_threshold: None,
+        }
+    }
+}
+
+/// Queue bounds of models that name none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "two settings of one section of the config")]
+pub struct QueueDefaults {
+    /// Most requests that wait for one model.
+    pub max_waiting: usize,
+    /// How long a request waits for a place.
+    pub timeout: Duration,
+}
+
+impl Default for QueueDefaults {
+    fn default() -> Self {
+        Self { max_waiting: DEFAULT_MAX_WAITING, timeout: DEFAULT_QUEUE_TIMEOUT }
+    }
+}
+
+/// What is wrong with a catalog.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatalogError {
+    /// Two Nodes have one id.
+    #[error("node {0} is configured twice")]
+    DuplicateNode(NodeId),
+    /// Two Nodes have one token.
+    #[error("node {0} has the token id of another node")]
+    DuplicateToken(NodeId),
+    /// Two providers have one id. Provider ids are unique over all Nodes.
+    #[error("provider {0} is configured twice")]
+    DuplicateProvider(ProviderId),
+    /// Two providers of one Node have one adapter key.
+    #[error("node {node} has the adapter key {adapter} twice")]
+    DuplicateAdapter {
+        /// The Node.
+        node: NodeId,
+        /// The key.
+        adapter: AdapterKey,
+    },
+    /// Two models have one name or alias.
+    #[error("the model name {0} is used twice")]
+    DuplicateModel(ModelName),
+    /// A model has no candidate.
+    #[error("model {0} has no candidate")]
+    NoCandidates(ModelName),
+    /// A candidate names a provider that is not configured.
+    #[error("model {model} names the unknown provider {provider}")]
+    UnknownProvider {
+        /// The model.
+        model: ModelName,
+        /// The provider.
+        provider: ProviderId,
+    },
+    /// A candidate is listed twice.
+    #[error("model {model} lists provider {provider} twice with one target")]
+    DuplicateCandidate {
+        /// The model.
+        model: ModelName,
+        /// The provider.
+        provider: ProviderId,
+    },
+    /// A weight is 0.
+    #[error("model {model}: the weight of provider {provider} is 0")]
+    ZeroWeight {
+        /// The model.
+        model: ModelName,
+        /// The provider.
+        provider: ProviderId,
+    },
+    /// A queue timeout is 0.
+    #[error("model {0}: the queue timeout is 0")]
+    ZeroQueueTimeout(ModelName),
+    /// More places for long requests than places.
+    #[error("provider {0}: long_capacity is larger than capacity")]
+    LongCapacity(ProviderId),
+    /// A stall timeout out of range.
+    #[error("provider {provider}: {source}")]
+    StallTimeout {
+        /// The provider.
+        provider: ProviderId,
+        /// What is wrong.
+        source: iop_execution::request::IllegalStallTimeout,
+    },
+}
+
+/// Everything that is configured.
+#[derive(Debug, Clone)]
+pub struct Catalog {
+    revision: u64,
+    created: u64,
+    nodes: Vec<NodeEntry>,
+    models: Vec<ModelGroup>,
+    models_auto: bool,
+    queue: QueueDefaults,
+}
+
+impl Catalog {
+    /// An empty catalog to fill.
+    #[must_use]
+    pub fn builder() -> CatalogBuilder {
+        CatalogBuilder {
+            catalog: Self {
+                revision: 1,
+                created: 0,
+                nodes: Vec::new(),
+                models: Vec::new(),
+                models_auto: false,
+                queue: QueueDefaults::default(),
+            },
+        }
+    }
+
+    /// Counts versions of the config.
+    #[must_use]
+    pub const fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// When the config was made, in Unix seconds: `created` of its models.
+    #[must_use]
+    pub const fn created(&self) -> u64 {
+        self.created
+    }
+
+    /// The Nodes, in config order.
+    #[must_use]
+    pub fn nodes(&self) -> &[NodeEntry] {
+        &self.nodes
+    }
+
+    /// The explicit models, in config order.
+    #[must_use]
+    pub fn models(&self) -> &[ModelGroup] {
+        &self.models
+    }
+
+    /// Every target that a ready provider lists becomes a model (CFG-3).
+    #[must_use]
+    pub const fn models_auto(&self) -> bool {
+        self.models_auto
+    }
+
+    /// Queue bounds of models that name none.
+    #[must_use]
+    pub const fn queue(&self) -> QueueDefaults {
+        self.queue
+    }
+
+    /// What a Node shall run: its enabled providers.
+    #[must_use]
+    pub fn node_config(&self, node: &NodeEntry) -> NodeConfigPayload {
+        let providers = node.providers.iter().filter(|entry| entry.enabled);
+        NodeConfigPayload { revision: self.revision, providers: providers.map(|entry| entry.config.clone()).collect() }
+    }
+}
+
+/// Collects a catalog; [`build`](Self::build) checks it as a whole.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct CatalogBuilder {
+    catalog: Catalog,
+}
+
+impl CatalogBuilder {
+    /// Version of the config; 1 by default.
+    pub const fn revision(mut self, revision: u64) -> Self {
+        self.catalog.revision = revision;
+        self
+    }
+
+    /// When the config was made, in Unix seconds; 0 by default.
+    pub const fn created(mut self, seconds: u64) -> Self {
+        self.catalog.created = seconds;
+        self
+    }
+
+    /// Adds a Node.
+    pub fn node(mut self, node: NodeEntry) -> Self {
+        self.catalog.nodes.push(node);
+        self
+    }
+
+    /// Adds a model.
+    pub fn model(mut self, model: ModelGroup) -> Self {
+        self.catalog.models.push(model);
+        self
+    }
+
+    /// Publishes what ready providers list; off by default.
+    pub const fn models_auto(mut self, on: bool) -> Self {
+        self.catalog.models_auto = on;
+        self
+    }
+
+    /// Queue bounds of models that come from `models_auto`.
+    pub const fn queue(mut self, queue: QueueDefaults) -> Self {
+        self.catalog.queue = queue;
+        self
+    }
+
+    /// Checks everything.
+    ///
+    /// # Errors
+    /// [`CatalogError`] names the first thing that is wrong.
+    pub fn build(self) -> Result<Catalog, CatalogError> {
+        let providers = check_nodes(&self.catalog.nodes)?;
+        check_models(&self.catalog.models, &providers)?;
+        Ok(self.catalog)
+    }
+}
+
+fn check_nodes(nodes: &[NodeEntry]) -> Result<BTreeSet<&ProviderId>, CatalogError> {
+    let (mut ids, mut tokens, mut providers) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for node in nodes {
+        if !ids.insert(&node.id) {
+            return Err(CatalogError::DuplicateNode(node.id.clone()));
+        }
+        if !tokens.insert(&node.token_id) {
+            return Err(CatalogError::DuplicateToken(node.id.clone()));
+        }
+        let mut adapters = BTreeSet::new();
+        for config in node.providers.iter().map(|entry| &entry.config) {
+            if !providers.insert(&config.provider_id) {
+                return Err(CatalogError::DuplicateProvider(config.provider_id.clone()));
+            }
+            if !adapters.insert(&config.adapter) {
+                let (node, adapter) = (node.id.clone(), config.adapter.clone());
+                return Err(CatalogError::DuplicateAdapter { node, adapter });
+            }
+            if config.capacity != 0 && config.long_capacity > config.capacity {
+                return Err(CatalogError::LongCapacity(config.provider_id.clone()));
+            }
+            if let Err(source) = StallTimeout::from_ms(config.response_stall_timeout_ms) {
+                return Err(CatalogError::StallTimeout { provider: config.provider_id.clone(), source });
+            }
+        }
+    }
+    Ok(providers)
+}
+
+fn check_models(models: &[ModelGroup], providers: &BTreeSet<&ProviderId>) -> Result<(), CatalogError> {
+    let mut names = BTreeSet::new();
+    for model in models {
+        for name in std::iter::once(&model.name).chain(&model.aliases) {
+            if !names.insert(name) {
+                return Err(CatalogError::DuplicateModel(name.clone()));
+            }
+        }
+        if model.candidates.is_empty() {
+            return Err(CatalogError::NoCandidates(model.name.clone()));
+        }
+        if model.queue_timeout.is_zero() {
+            return Err(CatalogError::ZeroQueueTimeout(model.name.clone()));
+        }
+        let mut seen = BTreeSet::new();
+        for candidate in &model.candidates {
+            let (model, provider) = (model.name.clone(), candidate.provider.clone());
+            if !providers.contains(&provider) {
+                return Err(CatalogError::UnknownProvider { model, provider });
+            }
+            if !seen.insert((&candidate.provider, &candidate.target)) {
+                return Err(CatalogError::DuplicateCandidate { model, provider });
+            }
+            if candidate.weight == 0 {
+                return Err(CatalogError::ZeroWeight { model, provider });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,24 @@
+//! Decides how the engine meets the world: one lock around its state, one task per connection, one for its timers.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `shared` | the critical section: runs an input, carries out its effects, tells the observer afterwards |
+//! | `connection` | a Node's connection: handshake, order, heartbeat, frames to their runs |
+//! | `dispatch` | a request: a place, or a wait for one; then the pre-send fence and the request in one step |
+//! | `run` | the bounded buffer between a connection and a client |
+//! | `stream` | what the client polls; dropping it cancels |
+//! | `pool` | how much may wait in all buffers together |
+//!
+//! A token travels `connection` → `run` → `stream`: two short locks of its own run, never the engine's.
+//! Locks nest in this order: engine, table of streams, runs of a connection, one run, outbox. Nothing is held over an
+//! await.
+
+pub(crate) mod connection;
+pub(crate) mod dispatch;
+pub(crate) mod pool;
+pub(crate) mod run;
+pub(crate) mod shared;
+pub(crate) mod stream;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! Decides what a Node's messages do: order and state first, then each to the run or the engine it belongs to.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::StreamExt as _;
+use iop_execution::CancelReason;
+use iop_wire::limits::CLOSE_LINGER;
+use iop_wire::{
+    CloseCode, EdgeLink, Goodbye, Heartbeat, HeartbeatAction, HeartbeatProfile, Incoming, LinkError, OutboxHandle,
+    Ping, Pong, RunKey, RunNumber, SequenceCheck, Sequenced, ToEdge, ToNode,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::driver::run::{LocalEnd, Piece, Received, Run};
+use crate::driver::shared::{Shared, now};
+use crate::observe::{Observation, Violation};
+use crate::state::{ConnectionId, RETRY_CROWDED};
+
+/// What others need of a connection while its task runs.
+pub(crate) struct Connection {
+    pub(crate) id: ConnectionId,
+    pub(crate) outbox: OutboxHandle<ToNode>,
+    runs: Mutex<HashMap<RunKey, Arc<Run>>>,
+    /// The engine ended the connection.
+    ended: CancellationToken,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    fn new(id: ConnectionId, outbox: OutboxHandle<ToNode>) -> Self {
+        Self { id, outbox, runs: Mutex::new(HashMap::new()), ended: CancellationToken::new() }
+    }
+
+    fn runs(&self) -> std::sync::MutexGuard<'_, HashMap<RunKey, Arc<Run>>> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands a request to the session and makes its run known, before the Node's first answer can be looked up.
+    pub(crate) fn open(&self, request: ToNode, body_window: u32, run: impl FnOnce(RunKey) -> Arc<Run>) -> Arc<Run> {
+        let mut runs = self.runs();
+        let key = self.outbox.open_request(request, body_window);
+        let run = run(key);
+        runs.insert(key, Arc::clone(&run));
+        run
+    }
+
+    /// Nothing more is expected for this run: later messages are late, and what waits for the Node is not sent.
+    pub(crate) fn forget(&self, key: RunKey) {
+        self.outbox.discard(key);
+        self.runs().remove(&key);
+    }
+
+    pub(crate) fn say_goodbye(&self, code: CloseCode, retry_after: Duration) {
+        let retry_after_ms = u32::try_from(retry_after.as_millis()).unwrap_or(u32::MAX);
+        // A full control queue has no room for a Goodbye either; the end of the stream says enough then.
+        let _full = self.outbox.push_control(ToNode::Goodbye(Goodbye { code, retry_after_ms }));
+        self.outbox.finish();
+        self.ended.cancel();
+    }
+}
+
+/// Ends the connection in the engine when its task ends, however it ends.
+struct Attached {
+    shared: Arc<Shared>,
+    connection: Option<Arc<Connection>>,
+}
+
+impl Attached {
+    fn closed(&mut self, code: CloseCode) {
+        if let Some(connection) = self.connection.take() {
+            self.shared.with(|core, now| {
+                core.connections.remove(&connection.id);
+                core.state.handle_closed(connection.id, code, now);
+            });
+            connection.outbox.abort();
+        }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.closed(CloseCode::Closed);
+        self.shared.attached.fetch_sub(1, Ordering::Relaxed);
+        self.shared.settled.notify_waiters();
+    }
+}
+
+/// Serves one connection until it ends.
+///
+/// Cancel safety: dropping the future ends the connection as `closed`.
+pub(crate) async fn serve(shared: Arc<Shared>, link: EdgeLink) {
+    shared.attached.fetch_add(1, Ordering::Relaxed);
+    let mut attached = Attached { shared: Arc::clone(&shared), connection: None };
+    let (peer, outbox) = (link.peer(), OutboxHandle::new());
+    let opened = shared.with(|core, now| {
+        let id = core.state.handle_opened(peer, random(), now).ok()?;
+        let connection = Arc::new(Connection::new(id, outbox.clone()));
+        core.connections.insert(id, Arc::clone(&connection));
+        Some(connection)
+    });
+    attached.connection.clone_from(&opened);
+    let mut incoming = link.start(outbox.outgoing());
+    let Some(connection) = opened else {
+        let retry_after_ms = u32::try_from(RETRY_CROWDED.as_millis()).unwrap_or(u32::MAX);
+        let goodbye = Goodbye { code: CloseCode::Closed, retry_after_ms };
+        let _full = outbox.push_control(ToNode::Goodbye(goodbye));
+        outbox.finish();
+        return linger(incoming).await;
+    };
+    let first_shift = shared.heartbeat.interval.mul_f64(fraction());
+    let profile = HeartbeatProfile { first_shift, ..shared.heartbeat };
+    let mut session = Session {
+        shared,
+        connection,
+        heartbeat: Heartbeat::new(now(), profile),
+        order: SequenceCheck::default(),
+        known: HashMap::new(),
+    };
+    match session.run(&mut incoming).await {
+        // The peer is gone, or said so: nothing more to write.
+        Some(code) => attached.closed(code),
+        // The engine ended it and said Goodbye: give that a moment to be written.
+        None => {
+            attached.connection = None;
+            linger(incoming).await;
+        }
+    }
+}
+
+/// Reads until the peer ends the link, but not for long, and drops what comes.
+async fn linger(mut incoming: Incoming<ToEdge>) {
+    let drained = async { while incoming.next().await.is_some_and(|item| item.is_ok()) {} };
+    let _late = tokio::time::timeout(CLOSE_LINGER, drained).await;
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Without randomness this number is guessable, which matters only to credential leases: those need it elsewhere, too.
+    let _none = getrandom::fill(&mut bytes);
+    u64::from_ne_bytes(bytes)
+}
+
+/// A random number from 0 to 1.
+pub(crate) fn fraction() -> f64 {
+    f64::from(u32::try_from(random() >> 32).unwrap_or(0)) / f64::from(u32::MAX)
+}
+
+fn wall_clock_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What only the connection's task uses.
+struct Session {
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+    heartbeat: Heartbeat,
+    order: SequenceCheck,
+    /// Runs that have sent something: found without another lock.
+    known: HashMap<RunNumber, Arc<Run>>,
+}
+
+impl Session {
+    /// Reads until the connection ends. `None` = the engine ended it.
+    async fn run(&mut self, incoming: &mut Incoming<ToEdge>) -> Option<CloseCode> {
+        let connection = Arc::clone(&self.connection);
+        let mut ended = std::pin::pin!(connection.ended.cancelled());
+        let mut timer = std::pin::pin!(tokio::time::sleep_until(self.heartbeat.poll_timeout().into()));
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut ended => return None,
+                item = incoming.next() => match item {
+                    None => return Some(CloseCode::Closed),
+                    Some(Ok(message)) => {
+                        if let Some(code) = self.handle(message) {
+                            return Some(code);
+                        }
+                    }
+                    Some(Err(error)) => {
+                        if let Some(code) = self.handle_error(&error) {
+                            return Some(code);
+                        }
+                    }
+                },
+                () = &mut timer => {
+                    self.beat();
+                    timer.as_mut().reset(self.heartbeat.poll_timeout().into());
+                }
+            }
+        }
+    }
+
+    fn beat(&mut self) {
+        while let Some(action) = self.heartbeat.handle_timeout(now()) {
+            match action {
+                HeartbeatAction::Ping(nonce) => self.control(ToNode::Ping(Ping { nonce })),
+                HeartbeatAction::Dead => {
+                    let (id, code) = (self.connection.id, CloseCode::HeartbeatTimeout);
+                    return self.shared.with(|core, now| core.state.close(id, code, Duration::ZERO, now));
+                }
+            }
+        }
+    }
+
+    fn control(&self, message: ToNode) {
+        if self.connection.outbox.push_control(message).is_err() {
+            self.shared.overflow(self.connection.id);
+        }
+    }
+
+    /// Ends the connection for a broken rule.
+    fn violation(&self, violation: Violation) {
+        let id = self.connection.id;
+        tracing::warn!(connection = id.0, violation = violation.as_str(), "a node broke the protocol");
+        self.shared.with(|core, now| core.state.violation(id, violation, now));
+    }
+
+    /// One message. `Some` = the peer ended the connection.
+    fn handle(&mut self, item: Sequenced<ToEdge>) -> Option<CloseCode> {
+        let Sequenced { seq, message } = item;
+        if self.order.accept(seq).is_err() {
+            self.violation(Violation::EnvelopeOrder);
+            return None;
+        }
+        let (id, charge) = (self.connection.id, message.charge());
+        match message {
+            ToEdge::Event(run, event) => {
+                let n = event.seq;
+                self.piece(run, Piece::Event(event), n, charge);
+            }
+            ToEdge::Frame(run, n, frame) => self.piece(run, Piece::Frame(frame), n, charge),
+            ToEdge::Accepted(run) => {
+                if let Some(dispatched) = self.find(run).and_then(|run| run.accept()) {
+                    let after = now().saturating_duration_since(dispatched);
+                    self.shared.observe(&Observation::Receipt { after });
+                }
+            }
+            ToEdge::Credit(run, bytes) => {
+                let key = self.find(run).map(|run| run.key);
+                if key.is_some_and(|key| self.connection.outbox.grant(key, bytes).is_err()) {
+                    self.violation(Violation::Credit);
+                }
+            }
+            ToEdge::Ping(Ping { nonce }) => {
+                self.control(ToNode::Pong(Pong { nonce, edge_time_ms: wall_clock_ms() }));
+            }
+            ToEdge::Pong(pong) => self.heartbeat.handle_pong(now(), pong.nonce),
+            ToEdge::Hello(hello) => self.shared.with(|core, now| core.state.handle_hello(id, &hello, now)),
+            ToEdge::Register(request) => {
+                self.shared.with(|core, now| core.state.handle_register(id, &request, wall_clock_ms(), now));
+            }
+            ToEdge::Ready(request) => self.shared.with(|core, now| core.state.handle_ready(id, request, now)),
+            ToEdge::Drain(_) => self.shared.with(|core, now| core.state.handle_drain(id, now)),
+            // Nobody asked: this Edge sends no commands and no config updates yet.
+            ToEdge::CommandResponse(_) | ToEdge::ConfigAck(_) => self.violation(Violation::State),
+            ToEdge::Goodbye(goodbye) => return Some(goodbye.code),
+            // A kind of message that this build does not know (W2).
+            _ => self.violation(Violation::State),
+        }
+        None
+    }
+
+    /// What could not be read. `Some` = the transport is gone.
+    fn handle_error(&mut self, error: &LinkError) -> Option<CloseCode> {
+        match error {
+            LinkError::MalformedRun { seq, run, .. } => {
+                if self.order.accept(*seq).is_err() {
+                    self.violation(Violation::EnvelopeOrder);
+                } else if let Some(run) = self.find(*run).map(Arc::clone) {
+                    self.fail(&run, Violation::Malformed, false);
+                }
+                None
+            }
+            LinkError::Malformed(_) => {
+                self.violation(Violation::Malformed);
+                None
+            }
+            LinkError::TooLarge => {
+                self.violation(Violation::Size);
+                None
+            }
+            LinkError::Transport(_) => Some(CloseCode::Closed),
+            // A way to break that this build does not know is an end without Goodbye (WIR-13).
+            _ => Some(CloseCode::Closed),
+        }
+    }
+
+    /// The run of a number. A number above the highest given is a violation, any other without a run is late (WIR-11).
+    fn find(&mut self, number: RunNumber) -> Option<&Arc<Run>> {
+        if !self.known.contains_key(&number) {
+            let outbox = &self.connection.outbox;
+            if number.0 == 0 || number > outbox.highest() {
+                self.violation(Violation::UnknownRun);
+                return None;
+            }
+            let run = outbox.key_of(number).and_then(|key| self.connection.runs().get(&key).map(Arc::clone));
+            let Some(run) = run else {
+                self.shared.observe(&Observation::LateMessage);
+                return None;
+            };
+            self.known.insert(number, run);
+        }
+        self.known.get(&number)
+    }
+
+    /// An event or frame of a run.
+    fn piece(&mut self, number: RunNumber, piece: Piece, n: u64, charge: u32) {
+        let terminal = piece.is_terminal();
+        let Some(run) = self.find(number) else { return };
+        match run.receive(piece, n, charge, now()) {
+            Ok(Received::Queued(false)) => {}
+            Ok(Received::Queued(true)) => self.shared.relieve_pool(),
+            Ok(Received::Late) => self.shared.observe(&Observation::LateMessage),
+            Ok(Received::Terminal(piece)) => {
+                if let Some(run) = self.known.remove(&number) {
+                    // The place is free before the client sees the end (LEA-4).
+                    self.release(&run);
+                    run.push_terminal(piece, now());
+                }
+            }
+            Err(Violation::Credit) => self.violation(Violation::Credit),
+            Err(violation) => {
+                let run = Arc::clone(run);
+                self.fail(&run, violation, terminal);
+                if terminal {
+                    self.known.remove(&number);
+                }
+            }
+        }
+    }
+
+    fn release(&self, run: &Run) {
+        let id = self.connection.id;
+        self.shared.with(|core, now| {
+            if let Some(generation) = core.state.generation(id) {
+                core.state.handle_terminal(run.attempt, generation, now);
+            }
+            core.forget(run.attempt);
+        });
+    }
+
+    /// Ends one run whose messages broke a rule (W5, W7, W17). A terminal among them still says that the work stopped.
+    fn fail(&self, run: &Arc<Run>, violation: Violation, terminal: bool) {
+        tracing::warn!(run_id = %run.run_id, violation = violation.as_str(), "a node broke the order of a run");
+        self.shared.observe(&Observation::Violated { violation });
+        if terminal {
+            self.release(run);
+            run.end(LocalEnd::Violated, now());
+        } else {
+            self.shared.with(|core, now| {
+                core.end_as(run.attempt, CancelReason::Withdrawn, LocalEnd::Violated, now);
+            });
+        }
+    }
+}

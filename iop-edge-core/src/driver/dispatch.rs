@@ -1,0 +1,208 @@
+//! Decides how a request becomes a run: a place or a wait for one, then the pre-send fence and the request in one step.
+
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode, Redacted, RunId};
+use iop_wire::limits::INITIAL_WINDOW;
+use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
+use tokio::sync::oneshot;
+
+use crate::api::{Admitted, Destination, Output, Payload, Submit, SubmitError, Submitted, WireKind};
+use crate::driver::run::{Piece, Run, RunIdentity, cancelled, failed};
+use crate::driver::shared::Shared;
+use crate::driver::stream::{Source, ended};
+use crate::state::{Admission, Ask, AttemptId, Grant, PreSendEnd};
+
+/// What the owner of an attempt holds until it is dispatched. Dropping it takes the waiter out of its queue, or gives the
+/// place back (LEA-7).
+struct Claim {
+    shared: Arc<Shared>,
+    attempt: Option<AttemptId>,
+}
+
+impl Claim {
+    /// The attempt is dispatched, or over: the ledger's record owns the place now.
+    fn settle(mut self) {
+        self.attempt = None;
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(attempt) = self.attempt {
+            self.shared.with(|core, now| {
+                core.waiters.remove(&attempt);
+                core.state.abandon(attempt, now);
+            });
+        }
+    }
+}
+
+/// Admits, asks `prepare` what to send, and dispatches. See [`crate::api::Engine::submit`].
+pub(crate) async fn submit(
+    shared: &Arc<Shared>,
+    request: Submit,
+    wire: Option<WireKind>,
+    prepare: impl FnOnce(&Admitted) -> Payload + Send,
+) -> Result<Submitted, SubmitError> {
+    let model = match &request.destination {
+        Destination::Model(model) => model.clone(),
+        Destination::Direct { .. } => return Err(SubmitError::InvalidRequest("direct dispatch is not supported yet")),
+    };
+    // Without randomness there is no run id, so nothing can be admitted.
+    let run_id = RunId::generate().map_err(|_| SubmitError::Unavailable)?;
+    let ask = Ask {
+        run_id,
+        model,
+        wire,
+        priority: request.priority,
+        deadline: request.deadline,
+        prompt_tokens_estimate: request.prompt_tokens_estimate,
+    };
+    let (grant, claim) = admit(shared, ask).await?;
+    let admitted = Admitted {
+        run_id,
+        node: grant.node.clone(),
+        provider: grant.provider.clone(),
+        adapter: grant.adapter.clone(),
+        target: grant.target.clone(),
+        wire: grant.wire,
+        queued: grant.queued,
+    };
+    let payload = prepare(&admitted);
+    let output = dispatch(shared, &request, &grant, payload)?;
+    claim.settle();
+    Ok(Submitted { admitted, output })
+}
+
+async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), SubmitError> {
+    let claim = |attempt| Claim { shared: Arc::clone(shared), attempt: Some(attempt) };
+    let (sender, mut receiver) = oneshot::channel();
+    let admission = shared.with(|core, now| {
+        let admission = core.state.submit(ask, now)?;
+        if let Admission::Queued(attempt, _) = &admission {
+            core.waiters.insert(*attempt, sender);
+        }
+        Ok(admission)
+    })?;
+    let (attempt, until) = match admission {
+        Admission::Granted(grant) => {
+            let claim = claim(grant.attempt);
+            return Ok((grant, claim));
+        }
+        Admission::Queued(attempt, until) => (attempt, until),
+    };
+    let claim = claim(attempt);
+    let answer = tokio::select! {
+        biased;
+        answer = &mut receiver => answer,
+        () = tokio::time::sleep_until(until.into()) => {
+            // The engine decides how the wait ends; this only makes sure that somebody asks in time.
+            shared.tick();
+            receiver.await
+        }
+    };
+    // The engine answers every waiter; a lost answer could only mean that the waiter is gone.
+    let grant = answer.unwrap_or(Err(SubmitError::Cancelled))?;
+    Ok((grant, claim))
+}
+
+fn dispatch(
+    shared: &Arc<Shared>,
+    request: &Submit,
+    grant: &Grant,
+    payload: Payload,
+) -> Result<Output, SubmitError> {
+    let (payload, body) = split(payload, grant.wire)?;
+    let opened = shared.with(|core, now| {
+        let id = core.state.dispatch(grant.attempt, now)?;
+        let Some(connection) = core.connections.get(&id).map(Arc::clone) else {
+            core.state.handle_withdrawn(grant.attempt, now);
+            return Err(PreSendEnd::Disconnected);
+        };
+        let window = shared.pool.window();
+        let message = payload.into_message(head(request, grant, body.len(), window, now));
+        let run = connection.open(message, INITIAL_WINDOW, |key| {
+            let identity = RunIdentity { attempt: grant.attempt, run_id: grant.run_id, key, wire: grant.wire };
+            Arc::new(Run::new(identity, window, Arc::clone(&connection), Arc::clone(shared), now))
+        });
+        core.runs.insert(grant.attempt, Arc::clone(&run));
+        Ok(run)
+    });
+    Ok(match opened {
+        Ok(run) => {
+            let mut source = Source::new(Arc::clone(shared), run, body, request.deadline);
+            // What fits goes now; the rest when the stream is polled.
+            let _more = source.poll_body(&mut Context::from_waker(Waker::noop()));
+            source.into_output(grant.run_id, grant.wire)
+        }
+        Err(end) => ended(grant.run_id, pre_send(end, grant.wire)),
+    })
+}
+
+/// How an attempt ends that could not be sent: after admission everything is a terminal (EDG-1).
+fn pre_send(end: PreSendEnd, wire: WireKind) -> Piece {
+    match end {
+        PreSendEnd::Cancelled => cancelled(wire, CancelReason::Client),
+        PreSendEnd::Deadline => cancelled(wire, CancelReason::EdgeDeadline),
+        PreSendEnd::Disconnected => {
+            let message = "the connection to the node ended before the request was sent";
+            failed(wire, 1, ExecutionFailure::refused(FailureCode::Disconnected, message))
+        }
+    }
+}
+
+/// A payload without its body and without its head.
+enum Request {
+    Run,
+    Tunnel { method: http::Method, path: String, headers: http::HeaderMap },
+}
+
+impl Request {
+    fn into_message(self, head: DispatchHead) -> ToNode {
+        match self {
+            Self::Run => ToNode::Run(RunDispatch { head }),
+            Self::Tunnel { method, path, headers } => ToNode::Tunnel(TunnelDispatch {
+                head,
+                method,
+                path: Redacted::new(path),
+                headers: Redacted::new(headers),
+            }),
+        }
+    }
+}
+
+fn split(payload: Payload, wire: WireKind) -> Result<(Request, Bytes), SubmitError> {
+    match (payload, wire) {
+        (Payload::Run { input }, WireKind::Run) => Ok((Request::Run, input)),
+        (Payload::Tunnel { method, path, headers, body }, WireKind::Tunnel) => {
+            Ok((Request::Tunnel { method, path, headers }, body))
+        }
+        (Payload::Run { .. }, WireKind::Tunnel) | (Payload::Tunnel { .. }, WireKind::Run) => {
+            Err(SubmitError::InvalidRequest("the payload does not fit the provider's wire"))
+        }
+    }
+}
+
+fn head(request: &Submit, grant: &Grant, body_len: usize, window: u32, now: Instant) -> DispatchHead {
+    let left = request.deadline.map(|deadline| deadline.saturating_duration_since(now).as_millis().max(1));
+    DispatchHead {
+        run_id: grant.run_id,
+        run: RunNumber(0),
+        provider_id: grant.provider.clone(),
+        adapter: grant.adapter.clone(),
+        target: grant.target.clone(),
+        session_id: request.session_id.clone(),
+        background: request.background,
+        stream: request.stream,
+        response_stall_timeout_ms: grant.stall_timeout_ms,
+        deadline_ms: left.map_or(0, |left| u64::try_from(left).unwrap_or(u64::MAX)),
+        body_len: u64::try_from(body_len).unwrap_or(u64::MAX),
+        window,
+        prompt_tokens_estimate: request.prompt_tokens_estimate,
+        credential_lease: Redacted::new(Bytes::new()),
+    }
+}

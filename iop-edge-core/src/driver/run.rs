@@ -1,0 +1,367 @@
+//! Decides what of a run reaches its client: order and credit are checked where messages come in, the buffer between
+//! connection and client is bounded by the run's window, and after one terminal nothing follows.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use iop_execution::{
+    CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted, RunEvent, RunEventKind, RunId,
+    TunnelFrame,
+};
+use iop_wire::{ReceiveWindow, RunKey, RunNumber, SequenceCheck, ToNode};
+
+use crate::api::WireKind;
+use crate::driver::connection::Connection;
+use crate::driver::shared::Shared;
+use crate::events::RunNotice;
+use crate::observe::Violation;
+use crate::state::AttemptId;
+
+/// One message of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Event(RunEvent),
+    Frame(TunnelFrame),
+}
+
+impl Piece {
+    pub(crate) fn is_terminal(&self) -> bool {
+        match self {
+            Self::Event(event) => event.kind.is_terminal(),
+            Self::Frame(frame) => frame.is_terminal(),
+        }
+    }
+}
+
+/// What a message that arrived is.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// It waits for the client now; `true` = the receive pool is exhausted.
+    Queued(bool),
+    /// It is the terminal: release the place, then hand it to [`Run::push_terminal`].
+    Terminal(Piece),
+    /// The run ended at this Edge before: dropped.
+    Late,
+}
+
+/// Who ended a run at this Edge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LocalEnd {
+    Cancelled(CancelReason),
+    /// Its Node broke the order of its messages.
+    Violated,
+    /// Its Node is gone; `written` = the request had left this Edge.
+    Disconnected { written: bool },
+}
+
+/// How far a run got, for the failure of a disconnect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Progress {
+    Dispatched,
+    Started,
+    Output,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    queue: VecDeque<(Piece, u32)>,
+    window: ReceiveWindow,
+    order: SequenceCheck,
+    /// Number of the last message that arrived in order.
+    received: u64,
+    /// Number of the last message the client took.
+    taken: u64,
+    progress: Progress,
+    accepted: bool,
+    /// The terminal is queued, or was taken: nothing is queued any more.
+    ended: bool,
+    reader: Option<Waker>,
+    /// Since when the client has left something waiting.
+    waiting_since: Option<Instant>,
+}
+
+/// One dispatched run or tunnel at this Edge.
+pub(crate) struct Run {
+    pub(crate) attempt: AttemptId,
+    pub(crate) run_id: RunId,
+    pub(crate) key: RunKey,
+    pub(crate) connection: Arc<Connection>,
+    wire: WireKind,
+    dispatched: Instant,
+    shared: Arc<Shared>,
+    inbox: Mutex<Inbox>,
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run").field("run_id", &self.run_id).field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+/// What identifies a run when it is opened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunIdentity {
+    pub(crate) attempt: AttemptId,
+    pub(crate) run_id: RunId,
+    pub(crate) key: RunKey,
+    pub(crate) wire: WireKind,
+}
+
+impl Run {
+    pub(crate) fn new(
+        identity: RunIdentity,
+        window: u32,
+        connection: Arc<Connection>,
+        shared: Arc<Shared>,
+        now: Instant,
+    ) -> Self {
+        let RunIdentity { attempt, run_id, key, wire } = identity;
+        let inbox = Inbox {
+            queue: VecDeque::new(),
+            window: ReceiveWindow::new(window),
+            order: SequenceCheck::default(),
+            received: 0,
+            taken: 0,
+            progress: Progress::Dispatched,
+            accepted: false,
+            ended: false,
+            reader: None,
+            waiting_since: None,
+        };
+        Self { attempt, run_id, key, connection, wire, dispatched: now, shared, inbox: Mutex::new(inbox) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        // Every method leaves the inbox consistent before anything of ours could panic.
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The Node has the request (WIR-14). Answers when it was dispatched, the first time.
+    pub(crate) fn accept(&self) -> Option<Instant> {
+        let mut inbox = self.lock();
+        (!std::mem::replace(&mut inbox.accepted, true)).then_some(self.dispatched)
+    }
+
+    /// A message arrived with its number and its charge. Checks credit, kind and order in this order; an error of credit
+    /// ends the connection, any other one the run.
+    pub(crate) fn receive(&self, piece: Piece, n: u64, charge: u32, now: Instant) -> Result<Received, Violation> {
+        let mut inbox = self.lock();
+        inbox.window.receive(charge).map_err(|_| Violation::Credit)?;
+        let terminal = piece.is_terminal();
+        if inbox.ended {
+            // The Node did not know yet. Its terminal still says that the work stopped (LEA-6).
+            return Ok(if terminal { Received::Terminal(piece) } else { Received::Late });
+        }
+        let fits = match (&piece, self.wire) {
+            (Piece::Event(_), WireKind::Run) | (Piece::Frame(_), WireKind::Tunnel) => true,
+            (Piece::Event(_), WireKind::Tunnel) | (Piece::Frame(_), WireKind::Run) => false,
+        };
+        if !fits {
+            return Err(Violation::WrongWire);
+        }
+        inbox.order.accept(n).map_err(|_| Violation::RunOrder)?;
+        let progress = next_progress(inbox.progress, &piece).ok_or(Violation::FrameOrder)?;
+        inbox.received = n;
+        inbox.progress = progress;
+        if terminal {
+            return Ok(Received::Terminal(piece));
+        }
+        self.publish(&piece);
+        let full = self.shared.pool.add(charge);
+        self.queue(inbox, piece, charge, now);
+        Ok(Received::Queued(full))
+    }
+
+    /// Queues the Node's terminal, unless the run ended here first.
+    pub(crate) fn push_terminal(&self, piece: Piece, now: Instant) {
+        let mut inbox = self.lock();
+        if !std::mem::replace(&mut inbox.ended, true) {
+            self.publish(&piece);
+            self.queue(inbox, piece, 0, now);
+        }
+    }
+
+    /// Ends the run for its client now. False if it was over already.
+    pub(crate) fn end(&self, end: LocalEnd, now: Instant) -> bool {
+        let mut inbox = self.lock();
+        if std::mem::replace(&mut inbox.ended, true) {
+            return false;
+        }
+        let number = match end {
+            // What arrived is the client's; the end comes after it.
+            LocalEnd::Violated | LocalEnd::Disconnected { .. } => inbox.received,
+            // "At once": what waits is not waited for.
+            LocalEnd::Cancelled(_) => {
+                self.discard(&mut inbox);
+                inbox.taken
+            }
+        };
+        let piece = self.terminal(end, number + 1, inbox.progress);
+        self.publish(&piece);
+        self.queue(inbox, piece, 0, now);
+        true
+    }
+
+    fn terminal(&self, end: LocalEnd, seq: u64, progress: Progress) -> Piece {
+        let failure = match end {
+            LocalEnd::Cancelled(reason) => {
+                return match self.wire {
+                    WireKind::Run => {
+                        Piece::Event(RunEvent { seq, kind: RunEventKind::Cancelled(reason), usage: None })
+                    }
+                    WireKind::Tunnel => Piece::Frame(TunnelFrame::Cancelled(reason)),
+                };
+            }
+            LocalEnd::Violated => {
+                let (stage, contacted) = reached(progress);
+                let message = "the node's messages for this run were out of order";
+                ExecutionFailure::new(FailureCode::ProviderProtocol, stage, contacted, message)
+            }
+            LocalEnd::Disconnected { written } => {
+                let (stage, contacted) = match reached(progress) {
+                    _ if !written => (FailureStage::Admission, ProviderContacted::No),
+                    reached => reached,
+                };
+                ExecutionFailure::new(FailureCode::Disconnected, stage, contacted, "the connection to the node ended")
+            }
+        };
+        failed(self.wire, seq, failure)
+    }
+
+    fn queue(&self, mut inbox: MutexGuard<'_, Inbox>, piece: Piece, charge: u32, now: Instant) {
+        inbox.waiting_since.get_or_insert(now);
+        inbox.queue.push_back((piece, charge));
+        let reader = inbox.reader.take();
+        drop(inbox);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    fn publish(&self, piece: &Piece) {
+        if let Piece::Event(event) = piece
+            && self.shared.runs.is_heard()
+        {
+            self.shared.runs.publish(&Arc::new(RunNotice { run_id: self.run_id, event: event.clone() }));
+        }
+    }
+
+    fn discard(&self, inbox: &mut Inbox) {
+        let charged: u64 = inbox.queue.drain(..).map(|(_, charge)| u64::from(charge)).sum();
+        self.shared.pool.remove(charged);
+        inbox.waiting_since = None;
+    }
+
+    /// The client takes the oldest message; credit goes back to the Node in time (WIR-7).
+    pub(crate) fn poll_take(&self, cx: &mut Context<'_>, now: impl FnOnce() -> Instant) -> Poll<Piece> {
+        let mut inbox = self.lock();
+        let Some((piece, charge)) = inbox.queue.pop_front() else {
+            match &mut inbox.reader {
+                Some(reader) => reader.clone_from(cx.waker()),
+                empty => *empty = Some(cx.waker().clone()),
+            }
+            return Poll::Pending;
+        };
+        inbox.taken += 1;
+        inbox.waiting_since = if inbox.queue.is_empty() { None } else { Some(now()) };
+        let grant = if charge == 0 { None } else { inbox.window.consume(charge).filter(|_| !inbox.ended) };
+        drop(inbox);
+        self.shared.pool.remove(u64::from(charge));
+        if let Some(bytes) = grant {
+            // The number is filled in when the message is written.
+            let credit = ToNode::Credit(RunNumber(0), bytes);
+            if self.connection.outbox.push_run_control(self.key, credit).is_err() {
+                self.shared.overflow(self.connection.id);
+            }
+        }
+        Poll::Ready(piece)
+    }
+
+    /// The client is gone: what waits is dropped. True if the run has to be cancelled.
+    pub(crate) fn leave(&self) -> bool {
+        let mut inbox = self.lock();
+        self.discard(&mut inbox);
+        !inbox.ended
+    }
+
+    /// Since when the client has left something waiting, while it still holds the run up.
+    pub(crate) fn waiting_since(&self) -> Option<Instant> {
+        self.lock().waiting_since
+    }
+
+    /// A client that left its terminal waiting, too: frees what waits and leaves a shorter end (`slow_client`).
+    pub(crate) fn truncate(&self, reason: CancelReason, now: Instant) {
+        let mut inbox = self.lock();
+        if inbox.ended && inbox.queue.len() > 1 {
+            self.discard(&mut inbox);
+            let piece = self.terminal(LocalEnd::Cancelled(reason), inbox.taken + 1, inbox.progress);
+            self.queue(inbox, piece, 0, now);
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let inbox = self.inbox.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let charged: u64 = inbox.queue.iter().map(|(_, charge)| u64::from(*charge)).sum();
+        self.shared.pool.remove(charged);
+    }
+}
+
+/// The failure terminal of a wire.
+pub(crate) fn failed(wire: WireKind, seq: u64, failure: ExecutionFailure) -> Piece {
+    match wire {
+        WireKind::Run => Piece::Event(RunEvent { seq, kind: RunEventKind::Error(failure), usage: None }),
+        WireKind::Tunnel => Piece::Frame(TunnelFrame::Failed(failure)),
+    }
+}
+
+/// The cancelled terminal of a wire.
+pub(crate) fn cancelled(wire: WireKind, reason: CancelReason) -> Piece {
+    match wire {
+        WireKind::Run => Piece::Event(RunEvent { seq: 1, kind: RunEventKind::Cancelled(reason), usage: None }),
+        WireKind::Tunnel => Piece::Frame(TunnelFrame::Cancelled(reason)),
+    }
+}
+
+const fn reached(progress: Progress) -> (FailureStage, ProviderContacted) {
+    match progress {
+        Progress::Dispatched => (FailureStage::Connect, ProviderContacted::Unknown),
+        Progress::Started => (FailureStage::Prefill, ProviderContacted::Unknown),
+        Progress::Output => (FailureStage::Stream, ProviderContacted::Yes),
+    }
+}
+
+/// Where a message takes a run; `None` = it may not come now (WIR-6, W7): a head
+/// comes first and once, a body after it; a terminal may come at any time.
+const fn next_progress(progress: Progress, piece: &Piece) -> Option<Progress> {
+    match piece {
+        Piece::Event(event) => match event.kind {
+            RunEventKind::Start => match progress {
+                Progress::Dispatched => Some(Progress::Started),
+                Progress::Started | Progress::Output => None,
+            },
+            RunEventKind::Delta(_) | RunEventKind::ReasoningDelta(_) | RunEventKind::ToolCallDelta(_) => {
+                Some(Progress::Output)
+            }
+            RunEventKind::Usage
+            | RunEventKind::Complete(_)
+            | RunEventKind::Error(_)
+            | RunEventKind::Cancelled(_) => Some(progress),
+        },
+        Piece::Frame(frame) => match frame {
+            TunnelFrame::Head(_) => match progress {
+                Progress::Dispatched => Some(Progress::Output),
+                Progress::Started | Progress::Output => None,
+            },
+            TunnelFrame::Body { .. } | TunnelFrame::Usage(_) => match progress {
+                Progress::Output => Some(Progress::Output),
+                Progress::Dispatched | Progress::Started => None,
+            },
+            TunnelFrame::End | TunnelFrame::Failed(_) | TunnelFrame::Cancelled(_) => Some(progress),
+        },
+    }
+}

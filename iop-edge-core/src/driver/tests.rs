@@ -1,0 +1,6 @@
+mod chaos;
+mod fences;
+mod flow;
+mod requests;
+mod script;
+mod violations;

@@ -1,0 +1,195 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{FutureExt as _, StreamExt as _};
+use http::{HeaderMap, StatusCode};
+use iop_execution::{CancelReason, FinishReason, FrameFlags, RunEventKind, TunnelFrame, TunnelHead};
+use iop_wire::ToNode;
+
+use super::script::*;
+use crate::observe::Observation;
+use crate::state::tests::catalog;
+
+const FRAME: usize = 16 * 1024;
+
+fn body() -> TunnelFrame {
+    TunnelFrame::Body { bytes: Bytes::from_static(&[b'x'; FRAME]), flags: FrameFlags::NONE }
+}
+
+fn head() -> TunnelFrame {
+    TunnelFrame::Head(TunnelHead { status: StatusCode::OK, headers: HeaderMap::new() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn credit_goes_back_as_the_client_reads() {
+    // WIR-7
+    let edge = edge();
+    let mut node = Node::connect(&edge, "n1").await;
+    let (mut stream, run) = tunnel(&edge, &mut node, "only-a").await;
+    let (mut n, mut credit, mut sent, mut granted) = (1, 128 * 1024_i64, 0_i64, 0_i64);
+    node.frame(run, n, head());
+    credit -= 256;
+    settle().await;
+    assert!(matches!(stream.next().await, Some(TunnelFrame::Head(_))));
+    for _ in 0..50 {
+        while credit >= FRAME as i64 {
+            n += 1;
+            node.frame(run, n, body());
+            credit -= FRAME as i64;
+            sent += FRAME as i64;
+        }
+        settle().await;
+        assert!(edge.shared().pool.held() <= 128 * 1024, "never more than the window waits");
+        while stream.next().now_or_never().is_some() {}
+        for message in node.pending().await {
+            let ToNode::Credit(of, bytes) = message else { panic!("{message:?}") };
+            assert_eq!(of, run);
+            credit += i64::from(bytes);
+            granted += i64::from(bytes);
+        }
+        assert!(credit <= 128 * 1024);
+        assert!(credit >= FRAME as i64, "a reading client never stops its run");
+    }
+    assert!(sent > 1024 * 1024 && granted <= sent + 256);
+    assert_eq!(edge.shared().pool.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_reads_nothing_for_a_minute_is_cut_and_nobody_else() {
+    // WIR-7, WIR-16
+    let edge = edge();
+    let mut node = Node::connect(&edge, "n1").await;
+    let mut other = Node::connect(&edge, "n2").await;
+    let (stopped, slow_run) = started(&edge, &mut node, "only-a").await;
+    let (mut reading, run) = started(&edge, &mut other, "any").await;
+    let start = tokio::time::Instant::now();
+    node.event(slow_run, 1, delta("a"));
+    node.event(slow_run, 2, delta("b"));
+    for n in 1..=65 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        other.event(run, n, delta("x"));
+        assert_eq!(reading.next().await.unwrap().kind, delta("x"));
+        if n == 59 {
+            assert!(node.pending().await.is_empty());
+        }
+    }
+    assert_eq!(node.pending().await, [ToNode::Cancel(slow_run, CancelReason::SlowClient)]);
+    assert!(start.elapsed().as_secs() == 65 && other.pending().await.is_empty());
+    let mut stopped = stopped;
+    let end = stopped.next().await.unwrap();
+    assert_eq!((end.seq, end.kind), (1, RunEventKind::Cancelled(CancelReason::SlowClient)));
+    assert_eq!(edge.shared().pool.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_reader_that_reads_a_little_is_left_alone() {
+    // WIR-16
+    let edge = edge();
+    let mut node = Node::connect(&edge, "n1").await;
+    let (mut stream, run) = started(&edge, &mut node, "only-a").await;
+    for n in 1..=20 {
+        node.event(run, n, delta("x"));
+    }
+    for n in 1..=20 {
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        assert_eq!(stream.next().await.unwrap().seq, n);
+    }
+    tokio::time::sleep(Duration::from_secs(1000)).await;
+    assert!(node.pending().await.is_empty(), "with nothing to read, waiting is no offence");
+    node.event(run, 21, RunEventKind::Complete(FinishReason::Stop));
+    assert!(matches!(stream.next().await.unwrap().kind, RunEventKind::Complete(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_finished_run_that_nobody_reads_does_not_keep_its_bytes() {
+    // WIR-16
+    let edge = edge();
+    let mut node = Node::connect(&edge, "n1").await;
+    let (mut stream, run) = started(&edge, &mut node, "only-a").await;
+    node.event(run, 1, delta("x"));
+    node.event(run, 2, RunEventKind::Complete(FinishReason::Stop));
+    settle().await;
+    assert!(edge.snapshot().is_at_rest() && edge.shared().pool.held() > 0);
+    tokio::time::sleep(Duration::from_secs(62)).await;
+    assert_eq!(edge.shared().pool.held(), 0);
+    assert_eq!(stream.next().await.unwrap().kind, RunEventKind::Cancelled(CancelReason::SlowClient));
+    drop(stream);
+    assert_at_rest(&edge);
+}
+
+#[tokio::test(start_paused = true)]
+async fn windows_shrink_and_the_run_blocked_longest_pays_for_an_exhausted_pool() {
+    // WIR-7
+    let recorder = std::sync::Arc::new(Recorder::default());
+    let observer: std::sync::Arc<dyn crate::observe::Observer> = std::sync::Arc::<Recorder>::clone(&recorder);
+    let edge = start(builder(catalog()).receive_pool(160 * 1024).observer(observer));
+    let mut node = Node::connect(&edge, "n1").await;
+    let mut other = Node::connect(&edge, "n2").await;
+    let (first, run) = tunnel(&edge, &mut node, "long").await;
+    node.frame(run, 1, head());
+    for n in 2..=8 {
+        node.frame(run, n, body());
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (_, mut second) = edge.submit_tunnel(to("any"), call(Bytes::new())).await.unwrap();
+    let second_node = if in_use(&edge, "c").normal == 1 { &mut other } else { &mut node };
+    let request = second_node.request().await;
+    assert_eq!(request.window, 32 * 1024, "less than half of the pool is free");
+    second_node.frame(request.run, 1, head());
+    second_node.frame(request.run, 2, body());
+    settle().await;
+    assert_eq!(recorder.count(|seen| *seen == Observation::PoolExhausted), 0);
+    let (third, run) = tunnel(&edge, &mut node, "long").await;
+    node.frame(run, 1, head());
+    node.frame(run, 2, TunnelFrame::Body { bytes: Bytes::from_static(&[b'x'; 15 * 1024]), flags: FrameFlags::NONE });
+    settle().await;
+    for n in 3..=4 {
+        let free = 160 * 1024 - edge.shared().pool.held();
+        if free < 16 * 1024 {
+            node.frame(run, n, TunnelFrame::Body { bytes: Bytes::from_static(&[b'x'; 900]), flags: FrameFlags::NONE });
+        }
+    }
+    settle().await;
+    let mut first = first;
+    if edge.shared().pool.held() > 64 * 1024 {
+        panic!("the pool was never relieved: {}", edge.shared().pool.held());
+    }
+    assert_eq!(recorder.count(|seen| *seen == Observation::PoolExhausted), 1);
+    assert_eq!(first.next().await, Some(TunnelFrame::Cancelled(CancelReason::ReceivePool)));
+    assert!(matches!(second.next().await, Some(TunnelFrame::Head(_))), "the others go on");
+    drop(third);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_stopped_reader_among_many_runs_of_one_connection_holds_up_nobody() {
+    // WIR-7, WIR-9
+    let mut wide = crate::state::tests::node_entry("n1", &[("a", 32, 0), ("b", 1, 0)]);
+    wide.providers.truncate(2);
+    let mut group = crate::state::tests::group("m", &["a"]);
+    group.max_waiting = 0;
+    let catalog = crate::catalog::Catalog::builder().revision(7).node(wide).model(group).build().unwrap();
+    let edge = start(builder(catalog));
+    let mut node = Node::connect(&edge, "n1").await;
+    let mut streams = Vec::new();
+    for _ in 0..32 {
+        streams.push(started(&edge, &mut node, "m").await);
+    }
+    let (stopped, stopped_run) = streams.remove(0);
+    for n in 1..=512 {
+        node.event(stopped_run, n, delta("x"));
+    }
+    let mut next = vec![1; streams.len()];
+    for _ in 0..1000 {
+        for (at, (stream, run)) in streams.iter_mut().enumerate() {
+            node.event(*run, next[at], delta("x"));
+            next[at] += 1;
+            assert_eq!(stream.next().await.unwrap().kind, delta("x"));
+        }
+        for message in node.pending().await {
+            let ToNode::Credit(run, _) = message else { panic!("{message:?}") };
+            assert_ne!(run, stopped_run);
+        }
+        assert!(edge.shared().pool.held() <= 128 * 1024);
+    }
+    drop(stopped);
+}

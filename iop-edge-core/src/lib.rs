@@ -1,0 +1,37 @@
+//! Decides who runs a request: the Edge engine.
+//!
+//! Nodes connect ([`Edge::attach`]), requests come in ([`api::Engine`], [`Edge::submit_run`], [`Edge::submit_tunnel`]).
+//! Everything that concerns more than one of them is decided in one plain state machine without clock, task or socket;
+//! the `driver` feature puts it on tokio, the `openai` feature an HTTP surface in front of it.
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | [`api`] | what a caller may ask, and what it gets |
+//! | [`catalog`] | what is configured |
+//! | [`token`] | whether a token is the one that was issued |
+//! | `state` | who is ready, who gets a place, who waits, what a fence takes with it |
+//! | `driver` | how that state meets connections, clients and time |
+//! | [`events`], [`observe`], [`snapshot`] | what others can see of it |
+//! | `openai` | the OpenAI HTTP surface |
+
+pub mod api;
+pub mod catalog;
+#[cfg(feature = "driver")]
+mod driver;
+#[cfg(feature = "driver")]
+mod edge;
+pub mod events;
+mod labels;
+pub mod observe;
+#[cfg(feature = "openai")]
+pub mod openai;
+pub mod snapshot;
+mod state;
+pub mod token;
+
+#[cfg(feature = "driver")]
+pub use edge::{Edge, EdgeBuilder, TunnelCall};
+pub use state::{
+    AtCapacity, AttemptId, CANCEL_GRACE, CapacityLease, CapacityLedger, ConnectionId, EdgeNodeEvent, FreeCandidate,
+    Generation, LeastLoaded, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, SelectionPolicy, WorkClass,
+};

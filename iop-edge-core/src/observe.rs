@@ -1,0 +1,120 @@
+//! Decides what an embedder may measure: typed observations with closed labels, never a payload or a secret.
+
+use std::fmt;
+use std::time::Duration;
+
+use iop_execution::{ModelName, NodeId, ProviderId};
+use iop_wire::{CloseCode, RefusalReason};
+
+use crate::labels::closed;
+pub use crate::state::ledger::ReleaseCause;
+
+closed! {
+    /// How waiting for a place ended.
+    WaitOutcome {
+        /// With a place.
+        Admitted = "admitted",
+        /// The client left, or cancelled.
+        Cancelled = "cancelled",
+        /// The request's deadline passed.
+        Deadline = "deadline",
+        /// The Edge goes down.
+        ShuttingDown = "shutting_down",
+        /// The queue timeout passed.
+        TimedOut = "timed_out",
+        /// No provider is left that could serve it.
+        Unavailable = "unavailable",
+    }
+}
+
+closed! {
+    /// How a Node broke the protocol. The first group ends the connection, the second one run.
+    Violation {
+        /// Numbers of envelopes have a gap (W1).
+        EnvelopeOrder = "envelope_order",
+        /// The message is not allowed now (W2).
+        State = "state",
+        /// An envelope is too large (W3).
+        Size = "size",
+        /// A run number that was never given (W4).
+        UnknownRun = "unknown_run",
+        /// More bytes, or more credit, than allowed (W8).
+        Credit = "credit",
+        /// Ready with another node id, revision or provider (W10).
+        Ready = "ready",
+        /// A message can't be decoded (W17).
+        Malformed = "malformed",
+        /// Numbers of a run's messages have a gap (W5).
+        RunOrder = "run_order",
+        /// Frames of a tunnel in the wrong order (W7).
+        FrameOrder = "frame_order",
+        /// A frame for a run, or an event for a tunnel.
+        WrongWire = "wrong_wire",
+    }
+}
+
+/// Something that happened, for metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Observation {
+    /// A connection came up. It is no Node yet.
+    ConnectionOpened,
+    /// A connection ended.
+    ConnectionClosed {
+        /// Which Node it was, once it was ready.
+        node: Option<NodeId>,
+        /// Why.
+        code: CloseCode,
+    },
+    /// A registration was refused.
+    RegistrationRefused {
+        /// Why.
+        reason: RefusalReason,
+    },
+    /// A place became free.
+    LeaseReleased {
+        /// Of which provider.
+        provider: ProviderId,
+        /// Why.
+        cause: ReleaseCause,
+    },
+    /// A cancelled run had no terminal in time: its place stays taken.
+    Quarantined {
+        /// Of which provider.
+        provider: ProviderId,
+    },
+    /// A request that had to wait waits no longer.
+    Waited {
+        /// For which model.
+        model: ModelName,
+        /// How long it waited.
+        wait: Duration,
+        /// How that ended.
+        outcome: WaitOutcome,
+    },
+    /// A message of a run that ended already was dropped (WIR-11).
+    LateMessage,
+    /// A Node broke the protocol.
+    Violated {
+        /// How.
+        violation: Violation,
+    },
+    /// The Node confirmed the receipt of a dispatch (WIR-14).
+    Receipt {
+        /// Time since the dispatch.
+        after: Duration,
+    },
+    /// The receive pool was exhausted and a run was cancelled for it (WIR-7).
+    PoolExhausted,
+}
+
+/// Receives observations. Called outside of every lock, from whatever task caused them: be quick, never block.
+pub trait Observer: fmt::Debug + Send + Sync + 'static {
+    /// Takes one; does nothing by default.
+    fn observe(&self, observation: &Observation) {
+        let _ = observation;
+    }
+}
+
+/// Observes nothing.
+impl Observer for () {}

@@ -1,0 +1,45 @@
+//! Decides how OpenAI's chat API looks from outside: requests in, the engine's output out.
+//!
+//! [`OpenAiService`] is a tower service over `http` types. An embedder mounts it in axum, hyper or tonic; listeners, TLS and
+//! connection limits stay there.
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | [`service`](OpenAiService), `routes` | who answers, and what every answer carries |
+//! | [`auth`] | who calls and which models it may use |
+//! | `upload`, `request`, `json`, `edit` | which bodies are chat requests, and which of their bytes change |
+//! | `chat`, `chat::commit` | how one request goes; what is held until content |
+//! | `chat::tunnel`, `rewrite` | what a tunnelled answer means; which of its bytes change |
+//! | `chat::run`, `chat::render` | what a run's events mean; the bytes built from them |
+//! | `errors`, `provider_error` | how a failure looks |
+//! | `models` | which models are shown |
+//! | [`record`] | what is remembered of a request |
+//!
+//! A token's way: the engine's frame → [`api::Output`](crate::api::Output) → `chat` → `chat::tunnel` → `rewrite` → the gate
+//! in `chat::commit` → [`OpenAiBody`]. Bytes that need no edit are never copied.
+
+pub mod auth;
+mod body;
+mod chat;
+pub mod config;
+mod edit;
+mod errors;
+mod json;
+mod models;
+mod provider_error;
+pub mod record;
+mod request;
+mod rewrite;
+mod routes;
+mod service;
+mod upload;
+
+pub use auth::{AllowedModels, ApiKeyRecord, ApiKeys, InvalidApiKey, KeyHash, NewApiKey};
+pub use body::{AnswerCut, OpenAiBody};
+pub use config::{OpenAiConfig, ResponseModel};
+pub use record::{Edit, Edits, EndedBy, Endpoint, Outcome, RequestId, RequestObserver, RequestRecord};
+pub use request::estimate_prompt_tokens;
+pub use service::OpenAiService;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! Decides what an embedder may set on the OpenAI surface, and every limit of it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::auth::ApiKeys;
+use super::record::{IgnoreRequests, RequestObserver};
+
+/// Largest request body, in bytes (image inputs are long).
+pub const MAX_BODY_BYTES: usize = 32 << 20;
+/// Deepest nesting of a request's JSON.
+pub const MAX_JSON_DEPTH: u32 = 64;
+/// A buffered answer is held up to here, in bytes; a longer one is released, which is its commit.
+pub const MAX_HELD_ANSWER_BYTES: usize = 1 << 20;
+/// Largest answer that is not streamed, in bytes.
+pub const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// Lifecycle frames held before commit, in bytes; more than that is released, which is the commit.
+pub const MAX_HELD_LIFECYCLE_BYTES: usize = 256 << 10;
+/// Largest event that is put together from parts, in bytes.
+pub const MAX_EVENT_BYTES: usize = 4 << 20;
+/// Most bytes of a provider's error body that are read.
+pub const MAX_PROVIDER_ERROR_BYTES: usize = 64 << 10;
+/// Ready events are joined into one write up to this size, in bytes.
+pub const JOIN_BYTES: usize = 16 << 10;
+/// Longest API key that is looked at, in bytes.
+pub const MAX_KEY_BYTES: usize = 256;
+/// Longest `Retry-After`, in milliseconds: above 120 s some SDKs don't retry at all.
+pub const MAX_RETRY_AFTER_MS: u64 = 60_000;
+/// Longest wait between two pieces of a request body.
+pub const BODY_IDLE: Duration = Duration::from_secs(30);
+/// Longest time for a whole request body.
+pub const BODY_TOTAL: Duration = Duration::from_secs(120);
+/// How long a stream's end waits for the run's own terminal after `[DONE]` was passed on, so that an end is not taken
+/// for a cancel.
+pub(crate) const DONE_LINGER: Duration = Duration::from_millis(100);
+/// How long the rest of a provider's error is awaited once it is known to be one.
+pub(crate) const ERROR_LINGER: Duration = Duration::from_secs(2);
+
+/// What `model` says in answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "the two settings of API-10")]
+pub enum ResponseModel {
+    /// The public name the client asked for.
+    #[default]
+    Requested,
+    /// What the provider wrote, untouched.
+    Target,
+}
+
+/// Settings of the surface.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct OpenAiConfig {
+    /// Who may call. Default: open.
+    pub keys: Arc<ApiKeys>,
+    /// Who is told how each request ended. Default: nobody.
+    pub observer: Arc<dyn RequestObserver>,
+    /// What `model` says in answers. Default: the public name.
+    pub response_model: ResponseModel,
+    /// Hard deadline of every request (API-14); `x-iop-deadline-ms` of a client can only shorten it. Default: none.
+    pub request_deadline: Option<Duration>,
+    /// `/v1/models` also lists models that no provider can serve now. Default: false.
+    pub list_unavailable: bool,
+    /// Largest request body. Default: [`MAX_BODY_BYTES`].
+    pub max_body_bytes: usize,
+    /// Longest wait between two pieces of a request body. Default: [`BODY_IDLE`].
+    pub body_idle: Duration,
+    /// Longest time for a whole request body. Default: [`BODY_TOTAL`].
+    pub body_total: Duration,
+    /// Unix time in seconds, for `created` of answers that the Edge builds itself. Default: the system's clock.
+    pub unix_time: fn() -> u64,
+}
+
+impl Default for OpenAiConfig {
+    fn default() -> Self {
+        Self {
+            keys: Arc::new(ApiKeys::open()),
+            observer: Arc::new(IgnoreRequests),
+            response_model: ResponseModel::default(),
+            request_deadline: None,
+            list_unavailable: false,
+            max_body_bytes: MAX_BODY_BYTES,
+            body_idle: BODY_IDLE,
+            body_total: BODY_TOTAL,
+            unix_time: system_unix_time,
+        }
+    }
+}
+
+impl OpenAiConfig {
+    /// With these keys.
+    #[must_use]
+    pub fn with_keys(mut self, keys: Arc<ApiKeys>) -> Self {
+        self.keys = keys;
+        self
+    }
+
+    /// With this observer.
+    #[must_use]
+    pub fn with_observer(mut self, observer: Arc<dyn RequestObserver>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// With `model` in answers as told.
+    #[must_use]
+    pub const fn with_response_model(mut self, response_model: ResponseModel) -> Self {
+        self.response_model = response_model;
+        self
+    }
+
+    /// With this hard deadline; zero is none.
+    #[must_use]
+    pub fn with_request_deadline(mut self, deadline: Option<Duration>) -> Self {
+        self.request_deadline = deadline.filter(|deadline| !deadline.is_zero());
+        self
+    }
+}
+
+fn system_unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,371 @@
+//! Decides how a failure looks to a client: status, type, code, headers, and one exact error object.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderValue, Response, StatusCode};
+use iop_execution::failure::ProviderReason;
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode};
+use serde::Serialize;
+
+use super::body::OpenAiBody;
+use super::config::MAX_RETRY_AFTER_MS;
+use super::record::EndedBy;
+use crate::api::SubmitError;
+
+const INVALID_REQUEST: &str = "invalid_request_error";
+const RATE_LIMIT: &str = "rate_limit_error";
+const SERVER: &str = "server_error";
+
+/// Wait suggested when nobody knows better, in milliseconds.
+const DEFAULT_RETRY_MS: u64 = 1_000;
+/// Wait suggested while no provider is there: a Node needs about that long to come back.
+const ABSENT_RETRY_MS: u64 = 5_000;
+
+/// An error as a client sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<&'static str>,
+    message: Cow<'static, str>,
+    retry_after_ms: Option<u64>,
+    allow: Option<&'static str>,
+    close: bool,
+    ended_by: EndedBy,
+}
+
+impl ApiError {
+    fn new(
+        status: StatusCode,
+        kind: &'static str,
+        code: Option<&'static str>,
+        ended_by: EndedBy,
+        message: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        let message = message.into();
+        Self { status, kind, code, param: None, message, retry_after_ms: None, allow: None, close: false, ended_by }
+    }
+
+    fn request(status: StatusCode, code: Option<&'static str>, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(status, INVALID_REQUEST, code, EndedBy::Request, message)
+    }
+
+    /// 400; `param` names the member that is wrong.
+    pub(crate) fn bad_request(param: Option<&'static str>, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { param, ..Self::request(StatusCode::BAD_REQUEST, None, message) }
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        Self::request(
+            StatusCode::UNAUTHORIZED,
+            Some("invalid_api_key"),
+            "No valid API key was given. Send it as a Bearer token in the Authorization header.",
+        )
+    }
+
+    /// The same answer for a model that does not exist and one the caller may not use (API-13).
+    pub(crate) fn model_not_found(model: &str) -> Self {
+        let message = format!("The model '{}' does not exist or you may not use it.", shortened(model));
+        let error = Self::request(StatusCode::NOT_FOUND, Some("model_not_found"), message);
+        Self { param: Some("model"), ..error }
+    }
+
+    pub(crate) fn unknown_url() -> Self {
+        Self::request(StatusCode::NOT_FOUND, Some("unknown_url"), "There is no such path here.")
+    }
+
+    pub(crate) fn method_not_allowed(allow: &'static str) -> Self {
+        let message = format!("This path takes {allow}.");
+        let error = Self::request(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), message);
+        Self { allow: Some(allow), ..error }
+    }
+
+    pub(crate) fn not_supported() -> Self {
+        Self::request(StatusCode::NOT_IMPLEMENTED, Some("unsupported_endpoint"), "This endpoint is not supported here.")
+    }
+
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        let message = format!("The request body is larger than {limit} bytes.");
+        Self { close: true, ..Self::request(StatusCode::PAYLOAD_TOO_LARGE, Some("request_too_large"), message) }
+    }
+
+    pub(crate) fn unsupported_media(message: &'static str) -> Self {
+        Self::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message)
+    }
+
+    pub(crate) fn body_timeout() -> Self {
+        let message = "The request body did not arrive in time.";
+        Self { close: true, ..Self::request(StatusCode::REQUEST_TIMEOUT, Some("request_timeout"), message) }
+    }
+
+    /// The client's upload broke off: nobody will read this.
+    pub(crate) fn client_gone() -> Self {
+        let message = "The request body broke off.";
+        Self { close: true, ..Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, None, EndedBy::Client, message) }
+    }
+
+    pub(crate) fn not_ready() -> Self {
+        let code = Some("no_provider_available");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER, code, EndedBy::NoProvider, "No provider is ready.")
+            .retry(DEFAULT_RETRY_MS)
+    }
+
+    pub(crate) fn deadline() -> Self {
+        Self::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            SERVER,
+            Some("deadline_exceeded"),
+            EndedBy::Deadline,
+            "The request's deadline passed.",
+        )
+    }
+
+    pub(crate) fn internal(message: &'static str) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("internal_error"), EndedBy::Edge, message)
+    }
+
+    /// The provider's answer makes no sense.
+    pub(crate) fn bad_gateway(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_GATEWAY, SERVER, Some("bad_gateway"), EndedBy::ProviderError, message)
+    }
+
+    fn unavailable(ended_by: EndedBy, message: impl Into<Cow<'static, str>>) -> Self {
+        let code = Some("provider_unavailable");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER, code, ended_by, message).retry(DEFAULT_RETRY_MS)
+    }
+
+    fn auth_failed() -> Self {
+        Self::new(
+            StatusCode::BAD_GATEWAY,
+            SERVER,
+            Some("provider_auth_failed"),
+            EndedBy::ProviderError,
+            "The provider refused the credential it was called with.",
+        )
+    }
+
+    fn provider_limit(wait_ms: Option<u32>) -> Self {
+        Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            RATE_LIMIT,
+            Some("rate_limit_exceeded"),
+            EndedBy::ProviderLimit,
+            "The provider takes no more requests for now.",
+        )
+        .retry(wait_ms.map_or(DEFAULT_RETRY_MS, u64::from))
+    }
+
+    fn operator_cancelled() -> Self {
+        let message = "The request was cancelled.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("cancelled"), EndedBy::Cancelled, message)
+            .retry(DEFAULT_RETRY_MS)
+    }
+
+    const fn retry(mut self, ms: u64) -> Self {
+        self.retry_after_ms = Some(if ms > MAX_RETRY_AFTER_MS { MAX_RETRY_AFTER_MS } else { ms });
+        self
+    }
+
+    /// Why the engine did not admit a request for `model`.
+    pub(crate) fn from_submit(error: &SubmitError, model: &str) -> Self {
+        match error {
+            SubmitError::InvalidRequest(message) => Self::bad_request(None, *message),
+            SubmitError::UnknownModel => Self::model_not_found(model),
+            SubmitError::Unavailable => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                SERVER,
+                Some("no_provider_available"),
+                EndedBy::NoProvider,
+                "No provider of this model is available now.",
+            )
+            .retry(ABSENT_RETRY_MS),
+            SubmitError::QueueFull { retry_after } => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                RATE_LIMIT,
+                Some("queue_full"),
+                EndedBy::Queue,
+                "Too many requests wait for this model.",
+            )
+            .retry(u64::try_from(retry_after.as_millis()).unwrap_or(u64::MAX)),
+            SubmitError::QueueTimeout => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                SERVER,
+                Some("queue_timeout"),
+                EndedBy::Queue,
+                "The request waited too long for a place.",
+            )
+            .retry(DEFAULT_RETRY_MS),
+            // A model is asked for, never a direct address.
+            SubmitError::NodeRequired => Self::internal("The Edge could not choose a node."),
+            SubmitError::DeadlineExceeded => Self::deadline(),
+            SubmitError::Cancelled => Self::operator_cancelled(),
+            SubmitError::ShuttingDown => {
+                let message = "The Edge is shutting down.";
+                let code = Some("shutting_down");
+                let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER, code, EndedBy::Shutdown, message);
+                Self { close: true, ..error.retry(DEFAULT_RETRY_MS) }
+            }
+        }
+    }
+
+    /// How an admitted request failed. `said` is what the provider said, where that is safe to show.
+    pub(crate) fn from_failure(failure: &ExecutionFailure, said: Option<String>) -> Self {
+        let own = || failure.message.clone();
+        match failure.code {
+            FailureCode::Busy | FailureCode::Draining => {
+                let wait = failure.retry_after_ms.map_or(DEFAULT_RETRY_MS, u64::from);
+                Self::unavailable(EndedBy::ProviderLimit, own()).retry(wait)
+            }
+            FailureCode::CredentialRejected => Self::auth_failed(),
+            FailureCode::DeadlineExceeded => Self::deadline(),
+            FailureCode::Disconnected
+            | FailureCode::DispatchUnacknowledged
+            | FailureCode::NodeSuspect
+            | FailureCode::ProviderUnreachable => Self::unavailable(EndedBy::Disconnect, own()),
+            FailureCode::Internal => Self::internal("Something went wrong inside the Edge or a node."),
+            FailureCode::InvalidRequest => match failure.provider_reason {
+                Some(reason) => Self::from_reason(reason, failure, said),
+                None => Self::bad_request(None, said.map_or_else(own, Cow::Owned)),
+            },
+            FailureCode::ProviderEndedWithoutTerminal
+            | FailureCode::ProviderProtocol
+            | FailureCode::UnknownAdapter
+            | FailureCode::UnknownTarget
+            | FailureCode::Unsupported => Self::bad_gateway(own()),
+            FailureCode::ProviderRejected => Self::rejected(failure, said),
+            FailureCode::ResponseStalled => Self::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                SERVER,
+                Some("response_stalled"),
+                EndedBy::Stall,
+                "The provider stopped making progress.",
+            ),
+        }
+    }
+
+    fn from_reason(reason: ProviderReason, failure: &ExecutionFailure, said: Option<String>) -> Self {
+        match reason {
+            ProviderReason::AuthFailed => Self::auth_failed(),
+            ProviderReason::ContextLengthExceeded => {
+                let message = said.map_or("The prompt is longer than the model's context.".into(), Cow::Owned);
+                Self::request(StatusCode::BAD_REQUEST, Some("context_length_exceeded"), message)
+            }
+            ProviderReason::Overloaded => Self::provider_limit(failure.retry_after_ms),
+        }
+    }
+
+    fn rejected(failure: &ExecutionFailure, said: Option<String>) -> Self {
+        if let Some(reason) = failure.provider_reason {
+            return Self::from_reason(reason, failure, said);
+        }
+        match failure.upstream_status {
+            Some(401 | 403) => Self::auth_failed(),
+            Some(429) => Self::provider_limit(failure.retry_after_ms),
+            Some(400 | 413 | 415 | 422) => {
+                Self::bad_request(None, said.map_or("The provider refused the request.".into(), Cow::Owned))
+            }
+            _ => Self::bad_gateway(said.map_or_else(|| failure.message.clone(), Cow::Owned)),
+        }
+    }
+
+    /// A run that was cancelled, though the client is still there.
+    pub(crate) fn from_cancel(reason: CancelReason) -> Self {
+        match reason {
+            CancelReason::Client => Self::operator_cancelled(),
+            CancelReason::EdgeDeadline => Self::deadline(),
+            CancelReason::Withdrawn => Self::unavailable(EndedBy::Disconnect, "The node stopped answering."),
+            CancelReason::ReceivePool => Self::unavailable(EndedBy::Edge, "The Edge is out of memory for answers."),
+            CancelReason::SlowClient => {
+                let message = "The answer was not read for too long.";
+                Self::new(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST, Some("slow_client"), EndedBy::Client, message)
+            }
+            CancelReason::Drain => Self::unavailable(EndedBy::Disconnect, "The node is draining."),
+        }
+    }
+
+    pub(crate) const fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(crate) const fn code(&self) -> Option<&'static str> {
+        self.code
+    }
+
+    pub(crate) const fn ended_by(&self) -> EndedBy {
+        self.ended_by
+    }
+
+    /// The error object.
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        let object =
+            Envelope { error: Object { message: &self.message, kind: self.kind, param: self.param, code: self.code } };
+        // Four strings always serialise.
+        serde_json::to_vec(&object).unwrap_or_default()
+    }
+
+    /// The last event of a stream that failed after its commit.
+    pub(crate) fn to_event(&self) -> Bytes {
+        let mut event = b"data: ".to_vec();
+        event.extend_from_slice(&self.to_json());
+        event.extend_from_slice(b"\n\n");
+        event.into()
+    }
+
+    /// The answer of a request that failed before its commit.
+    pub(crate) fn to_response(&self) -> Response<OpenAiBody> {
+        let mut response = Response::new(OpenAiBody::full(self.to_json()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(ms) = self.retry_after_ms {
+            headers.insert(RETRY_AFTER, HeaderValue::from(ms.div_ceil(1_000).max(1)));
+            headers.insert("retry-after-ms", HeaderValue::from(ms.max(1)));
+        }
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.close {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+#[derive(Serialize)]
+struct Envelope<'a> {
+    error: Object<'a>,
+}
+
+#[derive(Serialize)]
+struct Object<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    param: Option<&'a str>,
+    code: Option<&'a str>,
+}
+
+/// Most characters of a model's name that an error repeats.
+const SHOWN_CHARS: usize = 80;
+
+fn shortened(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN_CHARS).collect()
+}
+
+/// A provider's wish to wait, from the headers of its answer.
+pub(crate) fn retry_after_ms(headers: &http::HeaderMap) -> Option<u32> {
+    let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok().filter(|n| *n >= 0.0);
+    let ms = number("retry-after-ms").or_else(|| Some(number("retry-after")? * 1_000.0))?;
+    let wait = Duration::try_from_secs_f64(ms / 1_000.0).ok()?;
+    Some(u32::try_from(wait.as_millis()).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests;

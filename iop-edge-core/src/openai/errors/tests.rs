@@ -1,0 +1,167 @@
+use http::HeaderMap;
+use iop_execution::{FailureStage, ProviderContacted};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn failure(code: FailureCode) -> ExecutionFailure {
+    ExecutionFailure::new(code, FailureStage::Stream, ProviderContacted::Yes, "one sentence")
+}
+
+/// Status, type, code.
+fn shown(error: &ApiError) -> (u16, Value, Value) {
+    let object: Value = serde_json::from_slice(&error.to_json()).unwrap();
+    let keys: Vec<_> = object["error"].as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys, ["code", "message", "param", "type"], "the object is exact");
+    assert_eq!(object.as_object().unwrap().len(), 1);
+    (error.status().as_u16(), object["error"]["type"].clone(), object["error"]["code"].clone())
+}
+
+#[test]
+fn every_refusal_of_the_engine_has_its_row() {
+    // API-5
+    for (error, status, kind, code) in [
+        (SubmitError::InvalidRequest("no"), 400, INVALID_REQUEST, json!(null)),
+        (SubmitError::UnknownModel, 404, INVALID_REQUEST, json!("model_not_found")),
+        (SubmitError::Unavailable, 503, SERVER, json!("no_provider_available")),
+        (SubmitError::QueueFull { retry_after: Duration::from_secs(7) }, 429, RATE_LIMIT, json!("queue_full")),
+        (SubmitError::QueueTimeout, 503, SERVER, json!("queue_timeout")),
+        (SubmitError::NodeRequired, 500, SERVER, json!("internal_error")),
+        (SubmitError::DeadlineExceeded, 504, SERVER, json!("deadline_exceeded")),
+        (SubmitError::Cancelled, 503, SERVER, json!("cancelled")),
+        (SubmitError::ShuttingDown, 503, SERVER, json!("shutting_down")),
+    ] {
+        let mapped = ApiError::from_submit(&error, "m");
+        assert_eq!(shown(&mapped), (status, json!(kind), code), "{error:?}");
+        check_retry(&mapped);
+    }
+}
+
+#[test]
+fn every_failure_code_has_its_row() {
+    // API-5; a fault of the transport is never the client's
+    use FailureCode as F;
+    for code in F::ALL {
+        let (status, kind, name) = match code {
+            F::Busy | F::Draining | F::Disconnected | F::DispatchUnacknowledged | F::NodeSuspect => {
+                (503, SERVER, json!("provider_unavailable"))
+            }
+            F::ProviderUnreachable => (503, SERVER, json!("provider_unavailable")),
+            F::CredentialRejected => (502, SERVER, json!("provider_auth_failed")),
+            F::DeadlineExceeded => (504, SERVER, json!("deadline_exceeded")),
+            F::Internal => (500, SERVER, json!("internal_error")),
+            F::InvalidRequest => (400, INVALID_REQUEST, json!(null)),
+            F::ProviderEndedWithoutTerminal | F::ProviderProtocol | F::ProviderRejected => {
+                (502, SERVER, json!("bad_gateway"))
+            }
+            F::ResponseStalled => (504, SERVER, json!("response_stalled")),
+            F::UnknownAdapter | F::UnknownTarget | F::Unsupported => (502, SERVER, json!("bad_gateway")),
+        };
+        let mapped = ApiError::from_failure(&failure(*code), None);
+        assert_eq!(shown(&mapped), (status, json!(kind), name), "{code}");
+        check_retry(&mapped);
+    }
+}
+
+#[test]
+fn a_providers_status_is_translated() {
+    // API-5
+    for (status, want, code) in [
+        (400, 400, json!(null)),
+        (401, 502, json!("provider_auth_failed")),
+        (403, 502, json!("provider_auth_failed")),
+        (404, 502, json!("bad_gateway")),
+        (408, 502, json!("bad_gateway")),
+        (413, 400, json!(null)),
+        (422, 400, json!(null)),
+        (429, 429, json!("rate_limit_exceeded")),
+        (500, 502, json!("bad_gateway")),
+        (503, 502, json!("bad_gateway")),
+    ] {
+        let mapped = ApiError::from_failure(&failure(FailureCode::ProviderRejected).with_status(status), None);
+        let (status, _, found) = shown(&mapped);
+        assert_eq!((status, found), (want, code), "{status}");
+        check_retry(&mapped);
+    }
+    for (reason, want, code) in [
+        (ProviderReason::AuthFailed, 502, "provider_auth_failed"),
+        (ProviderReason::ContextLengthExceeded, 400, "context_length_exceeded"),
+        (ProviderReason::Overloaded, 429, "rate_limit_exceeded"),
+    ] {
+        for base in [FailureCode::ProviderRejected, FailureCode::InvalidRequest] {
+            let mapped = ApiError::from_failure(&failure(base).with_status(500).with_reason(Some(reason)), None);
+            let (status, _, found) = shown(&mapped);
+            assert_eq!((status, found), (want, json!(code)));
+        }
+    }
+}
+
+#[test]
+fn a_providers_refused_credential_repeats_nothing() {
+    // SEC-2
+    let error = failure(FailureCode::ProviderRejected).with_status(401);
+    let mapped = ApiError::from_failure(&error, Some("Incorrect API key SENTINEL".into()));
+    assert!(!String::from_utf8(mapped.to_json()).unwrap().contains("SENTINEL"));
+}
+
+#[test]
+fn cancels_have_rows_too() {
+    // API-5
+    for reason in CancelReason::ALL {
+        let (status, code) = match reason {
+            CancelReason::Client => (503, "cancelled"),
+            CancelReason::EdgeDeadline => (504, "deadline_exceeded"),
+            CancelReason::Withdrawn | CancelReason::ReceivePool | CancelReason::Drain => (503, "provider_unavailable"),
+            CancelReason::SlowClient => (408, "slow_client"),
+        };
+        let mapped = ApiError::from_cancel(*reason);
+        let (found, _, name) = shown(&mapped);
+        assert_eq!((found, name), (status, json!(code)), "{reason}");
+        check_retry(&mapped);
+    }
+}
+
+#[test]
+fn waits_are_whole_seconds_and_capped() {
+    // API-5
+    for (ms, seconds) in [(0, "1"), (1, "1"), (1_001, "2"), (60_000, "60"), (3_600_000, "60")] {
+        let error = ApiError::from_submit(&SubmitError::QueueFull { retry_after: Duration::from_millis(ms) }, "m");
+        assert_eq!(error.to_response().headers()[RETRY_AFTER], seconds);
+    }
+    let limited = failure(FailureCode::ProviderRejected).with_status(429).with_retry_after_ms(Some(300_000));
+    assert_eq!(ApiError::from_failure(&limited, None).to_response().headers()[RETRY_AFTER], "60");
+}
+
+#[test]
+fn special_headers_stand_where_they_belong() {
+    // API-5, API-13
+    assert_eq!(ApiError::unauthorized().to_response().headers()[WWW_AUTHENTICATE], "Bearer");
+    let draining = ApiError::from_submit(&SubmitError::ShuttingDown, "m").to_response();
+    assert_eq!(
+        (&draining.headers()[CONNECTION], &draining.headers()[RETRY_AFTER]),
+        (&"close".parse().unwrap(), &"1".parse().unwrap())
+    );
+    assert_eq!(ApiError::method_not_allowed("POST").to_response().headers()[ALLOW], "POST");
+}
+
+#[test]
+fn a_providers_wish_is_read_in_both_forms() {
+    let headers = |name: &'static str, value: &str| {
+        HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())])
+    };
+    assert_eq!(retry_after_ms(&headers("retry-after", "2")), Some(2_000));
+    assert_eq!(retry_after_ms(&headers("retry-after", "0.5")), Some(500));
+    assert_eq!(retry_after_ms(&headers("retry-after-ms", "70")), Some(70));
+    for junk in ["-1", "NaN", "inf", "1e300", "Wed, 21 Oct 2015 07:28:00 GMT"] {
+        assert_eq!(retry_after_ms(&headers("retry-after", junk)), None, "{junk}");
+    }
+}
+
+fn check_retry(error: &ApiError) {
+    let response = error.to_response();
+    let wait = response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap().parse::<u64>().unwrap());
+    match error.status().as_u16() {
+        429 | 503 => assert!(wait.is_some_and(|wait| (1..=60).contains(&wait)), "{error:?}"),
+        _ => assert_eq!(wait, None),
+    }
+}

@@ -1,0 +1,350 @@
+//! Decides what is remembered of a request: one record, delivered once, that holds no text of the client.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId, Usage};
+
+use super::errors::ApiError;
+use crate::api::{Admitted, Engine};
+
+macro_rules! labels {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum $name { $($(#[$vdoc])* $variant,)* }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The name used in logs and metric labels.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+labels! {
+    /// Who ended a request (OPS-2).
+    EndedBy {
+        /// It was answered.
+        Completed = "completed",
+        /// The client left.
+        Client = "client",
+        /// The client asked for something that can't be had: bad request, key, path, model.
+        Request = "request",
+        /// The hard deadline.
+        Deadline = "deadline",
+        /// The queue: full, or the wait was too long.
+        Queue = "queue",
+        /// No provider could take it.
+        NoProvider = "no_provider",
+        /// A stall.
+        Stall = "stall",
+        /// The connection to a Node or a provider broke.
+        Disconnect = "disconnect",
+        /// The provider takes no more for now.
+        ProviderLimit = "provider_limit",
+        /// The provider failed.
+        ProviderError = "provider_error",
+        /// An operator cancelled it.
+        Cancelled = "cancelled",
+        /// The Edge shuts down.
+        Shutdown = "shutdown",
+        /// A defect or a lack of memory of the Edge.
+        Edge = "edge",
+    }
+}
+
+labels! {
+    /// How a request ended (REC-7).
+    Outcome {
+        /// The client has a whole answer.
+        Completed = "completed",
+        /// It has an error.
+        Failed = "failed",
+        /// It left, or an operator cancelled the run.
+        Cancelled = "cancelled",
+    }
+}
+
+labels! {
+    /// What was asked.
+    Endpoint {
+        /// A chat completion.
+        Chat = "chat",
+        /// The list of models, or one of them.
+        Models = "models",
+        /// Anything else.
+        Other = "other",
+    }
+}
+
+labels! {
+    /// Why an event of a provider was replaced, dropped or added: the closed list of API-10.
+    Edit {
+        /// (a) `model` says the public name.
+        Model = "model",
+        /// (b) A byte order mark was dropped.
+        Bom = "bom",
+        /// (b) A block without data was dropped.
+        NoData = "no_data",
+        /// (c) An error became one normalised error.
+        Error = "error",
+        /// (d) A usage report nobody asked for was dropped.
+        UsageDropped = "usage_dropped",
+        /// (d) A usage report got its `choices: []`.
+        UsageChoices = "usage_choices",
+        /// The provider was finished but did not say `[DONE]`.
+        Done = "done",
+    }
+}
+
+/// How often each [`Edit`] was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Edits([u32; Edit::ALL.len()]);
+
+impl Edits {
+    pub(crate) const fn new() -> Self {
+        Self([0; Edit::ALL.len()])
+    }
+
+    /// How often an edit was made.
+    #[must_use]
+    pub fn count(&self, edit: Edit) -> u32 {
+        self.0.get(edit as usize).copied().unwrap_or(0)
+    }
+
+    /// The edits that were made.
+    pub fn iter(&self) -> impl Iterator<Item = (Edit, u32)> + '_ {
+        Edit::ALL.iter().zip(self.0).filter(|(_, count)| *count > 0).map(|(edit, count)| (*edit, count))
+    }
+
+    pub(crate) fn add(&mut self, edit: Edit, times: u32) {
+        if let Some(count) = self.0.get_mut(edit as usize) {
+            *count = count.saturating_add(times);
+        }
+    }
+}
+
+/// Id of one client request, made by the Edge: 128 random bits. Written `req_<32 hex digits>`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId(pub(crate) RunId);
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "req_{}", self.0)
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One client request, as the access log and metrics see it (OPS-2). Holds no text of the client but the name of a model
+/// that exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestRecord {
+    /// The request.
+    pub request_id: RequestId,
+    /// What was asked.
+    pub endpoint: Endpoint,
+    /// Who called, where keys say so.
+    pub principal: Option<Principal>,
+    /// The model, if it exists; see [`Self::model_label`].
+    pub model: Option<ModelName>,
+    /// The run of the last attempt.
+    pub run_id: Option<RunId>,
+    /// The provider of the last attempt.
+    pub provider: Option<ProviderId>,
+    /// The Node of the last attempt.
+    pub node: Option<NodeId>,
+    /// How often it was dispatched.
+    pub attempts: u32,
+    /// The client asked for a stream.
+    pub stream: bool,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Who ended it.
+    pub ended_by: EndedBy,
+    /// HTTP status; 499 when the client left.
+    pub status: u16,
+    /// Stable code of the error, if it has one.
+    pub code: Option<&'static str>,
+    /// How long it waited for a place.
+    pub queue: Option<Duration>,
+    /// From its arrival to the first content for the client.
+    pub ttft: Option<Duration>,
+    /// From its arrival to its end.
+    pub duration: Duration,
+    /// Counts the provider reported, partial ones too.
+    pub usage: Option<Usage>,
+    /// Edits of the provider's answer.
+    pub edits: Edits,
+}
+
+impl RequestRecord {
+    /// The model as a metric label: one bucket for all names that don't exist (API-15).
+    #[must_use]
+    pub fn model_label(&self) -> &str {
+        self.model.as_ref().map_or("other", ModelName::as_str)
+    }
+}
+
+/// Who is told how each request ended.
+pub trait RequestObserver: fmt::Debug + Send + Sync + 'static {
+    /// A request ended; called exactly once for each, health checks excepted. Must not block.
+    fn request_ended(&self, record: &RequestRecord);
+}
+
+/// Tells nobody.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::exhaustive_structs, reason = "a unit")]
+pub struct IgnoreRequests;
+
+impl RequestObserver for IgnoreRequests {
+    fn request_ended(&self, _: &RequestRecord) {}
+}
+
+const CLIENT_GONE: u16 = 499;
+
+/// Fills one record and delivers it once: when told how the request ended, or when dropped because the client left.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    record: RequestRecord,
+    observer: Arc<dyn RequestObserver>,
+    arrived: Instant,
+    delivered: bool,
+    /// A name that may turn out to exist: decided only if the client leaves while it waits.
+    suspect: Option<(ModelName, Arc<dyn Engine>)>,
+}
+
+/// The driver's clock.
+pub(crate) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+impl Recorder {
+    pub(crate) fn new(observer: Arc<dyn RequestObserver>, request_id: RequestId, endpoint: Endpoint) -> Self {
+        let record = RequestRecord {
+            request_id,
+            endpoint,
+            principal: None,
+            model: None,
+            run_id: None,
+            provider: None,
+            node: None,
+            attempts: 0,
+            stream: false,
+            outcome: Outcome::Cancelled,
+            ended_by: EndedBy::Client,
+            status: CLIENT_GONE,
+            code: None,
+            queue: None,
+            ttft: None,
+            duration: Duration::ZERO,
+            usage: None,
+            edits: Edits::default(),
+        };
+        Self { record, observer, arrived: now(), delivered: false, suspect: None }
+    }
+
+    pub(crate) const fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        now().saturating_duration_since(self.arrived)
+    }
+
+    pub(crate) fn caller(&mut self, principal: Option<Principal>) {
+        self.record.principal = principal;
+    }
+
+    pub(crate) const fn stream(&mut self, stream: bool) {
+        self.record.stream = stream;
+    }
+
+    pub(crate) fn submitting(&mut self, model: ModelName, engine: Arc<dyn Engine>) {
+        self.suspect = Some((model, engine));
+    }
+
+    /// The engine's answer tells whether the model exists.
+    pub(crate) fn submitted(&mut self, known: bool, admitted: Option<&Admitted>) {
+        let name = self.suspect.take().map(|(model, _)| model);
+        self.record.model = name.filter(|_| known);
+        if let Some(admitted) = admitted {
+            self.record.run_id = Some(admitted.run_id);
+            self.record.provider = Some(admitted.provider.clone());
+            self.record.node = Some(admitted.node.clone());
+            self.record.queue = Some(admitted.queued);
+            self.record.attempts += 1;
+        }
+    }
+
+    pub(crate) fn first_content(&mut self) {
+        if self.record.ttft.is_none() {
+            self.record.ttft = Some(self.elapsed());
+        }
+    }
+
+    pub(crate) const fn progress(&mut self, usage: Option<Usage>, edits: Edits) {
+        self.record.usage = usage;
+        self.record.edits = edits;
+    }
+
+    pub(crate) fn completed(&mut self, status: StatusCode) {
+        self.record.outcome = Outcome::Completed;
+        self.record.ended_by = EndedBy::Completed;
+        self.record.status = status.as_u16();
+        self.deliver();
+    }
+
+    /// `status` is what the client saw: 200 if the error came after the commit.
+    pub(crate) fn failed(&mut self, error: &ApiError, status: StatusCode) {
+        self.record.ended_by = error.ended_by();
+        self.record.outcome = match self.record.ended_by {
+            EndedBy::Client | EndedBy::Cancelled => Outcome::Cancelled,
+            _ => Outcome::Failed,
+        };
+        self.record.status = if self.record.ended_by == EndedBy::Client { CLIENT_GONE } else { status.as_u16() };
+        self.record.code = error.code();
+        self.deliver();
+    }
+
+    fn deliver(&mut self) {
+        if !std::mem::replace(&mut self.delivered, true) {
+            self.record.duration = self.elapsed();
+            self.observer.request_ended(&self.record);
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if self.delivered {
+            return;
+        }
+        if let Some((model, engine)) = self.suspect.take()
+            && engine.models().iter().any(|known| known.name == model)
+        {
+            self.record.model = Some(model);
+        }
+        self.deliver();
+    }
+}

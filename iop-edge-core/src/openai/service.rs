@@ -1,0 +1,161 @@
+//! Decides who answers a request: authentication first, then the route; and what every answer carries.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE};
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body::Body;
+use iop_execution::RunId;
+use tower_service::Service;
+
+use super::body::OpenAiBody;
+use super::chat::{self, refuse};
+use super::config::OpenAiConfig;
+use super::errors::ApiError;
+use super::models;
+use super::record::{Endpoint, Recorder, RequestId};
+use super::routes::{Route, resolve};
+use crate::api::Engine;
+
+/// The OpenAI API of an engine as a [`Service`]. Cheap to clone; one for all connections.
+///
+/// It opens no socket and spawns no task. It must be called inside a tokio runtime with time enabled. Client connections,
+/// TLS, header limits, and cutting a client that reads nothing are the server's business.
+///
+/// Dropping a response future or a response body cancels the run behind it.
+#[derive(Debug, Clone)]
+pub struct OpenAiService {
+    engine: Arc<dyn Engine>,
+    config: Arc<OpenAiConfig>,
+}
+
+impl OpenAiService {
+    /// The API of `engine`.
+    #[must_use]
+    pub fn new(engine: Arc<dyn Engine>, config: OpenAiConfig) -> Self {
+        Self { engine, config: Arc::new(config) }
+    }
+
+    /// Answers one request.
+    ///
+    /// Cancel safety: dropping the future withdraws the request or cancels its run.
+    pub async fn answer<B>(&self, request: Request<B>) -> Response<OpenAiBody>
+    where
+        B: Body<Data = Bytes>,
+    {
+        let (head, body) = request.into_parts();
+        let route = resolve(&head.method, head.uri.path());
+        let id = fresh_id();
+        let endpoint = match &route {
+            Route::Chat => Endpoint::Chat,
+            Route::Models | Route::Model(_) => Endpoint::Models,
+            Route::Health | Route::Ready => return marked(self.health(&route), id, 0),
+            Route::Options(_) | Route::WrongMethod(_) | Route::Unsupported | Route::Unknown => Endpoint::Other,
+        };
+        let mut recorder = Recorder::new(Arc::clone(&self.config.observer), id, endpoint);
+        let arrived = recorder.arrived();
+
+        let error = match route {
+            Route::Chat | Route::Models | Route::Model(_) => None,
+            Route::WrongMethod(allow) => Some(ApiError::method_not_allowed(allow)),
+            Route::Unsupported => Some(ApiError::not_supported()),
+            Route::Unknown => Some(ApiError::unknown_url()),
+            Route::Options(allow) => {
+                recorder.completed(StatusCode::NO_CONTENT);
+                return marked(options(allow), id, 0);
+            }
+            Route::Health | Route::Ready => None,
+        };
+        let caller = match error {
+            Some(error) => Err(error),
+            // Before a byte of the body is read.
+            None => self.config.keys.authenticate(&head.headers).ok_or_else(ApiError::unauthorized),
+        };
+        let response = match caller {
+            Err(error) => refuse(&error, recorder),
+            Ok(caller) => {
+                recorder.caller(caller.principal.clone());
+                if route == Route::Chat {
+                    let (engine, config) = (Arc::clone(&self.engine), Arc::clone(&self.config));
+                    Box::pin(chat::serve(engine, config, caller, head, body, recorder)).await
+                } else {
+                    let found = match &route {
+                        Route::Model(Some(name)) => models::one(&*self.engine, &self.config, &caller, name),
+                        Route::Model(None) => Err(ApiError::model_not_found("")),
+                        _ => Ok(models::list(&*self.engine, &self.config, &caller)),
+                    };
+                    match found {
+                        Ok(response) => {
+                            recorder.completed(StatusCode::OK);
+                            response
+                        }
+                        Err(error) => refuse(&error, recorder),
+                    }
+                }
+            }
+        };
+        let spent = super::record::now().saturating_duration_since(arrived);
+        marked(response, id, u64::try_from(spent.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    fn health(&self, route: &Route) -> Response<OpenAiBody> {
+        if *route == Route::Ready && !self.engine.is_ready() {
+            return ApiError::not_ready().to_response();
+        }
+        let mut response = Response::new(OpenAiBody::full(&br#"{"status":"ok"}"#[..]));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response
+    }
+}
+
+impl<B> Service<Request<B>> for OpenAiService
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+{
+    type Response = Response<OpenAiBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<OpenAiBody>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let service = self.clone();
+        Box::pin(async move { Ok(service.answer(request).await) })
+    }
+}
+
+/// What every answer carries (API-5).
+fn marked(mut response: Response<OpenAiBody>, id: RequestId, spent_ms: u64) -> Response<OpenAiBody> {
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::try_from(id.to_string()) {
+        headers.insert("x-request-id", id);
+    }
+    headers.insert("x-iop-edge", HeaderValue::from_static("1"));
+    headers.insert("openai-processing-ms", HeaderValue::from(spent_ms));
+    response
+}
+
+fn options(allow: &'static str) -> Response<OpenAiBody> {
+    let mut response = Response::new(OpenAiBody::full(Bytes::new()));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+    response
+}
+
+/// An id of our own, whatever the client calls its request.
+fn fresh_id() -> RequestId {
+    static SPARE: AtomicU64 = AtomicU64::new(0);
+    RequestId(RunId::generate().unwrap_or_else(|_| {
+        // Without randomness ids are at least unique in this process.
+        RunId::from_bytes(u128::from(SPARE.fetch_add(1, Ordering::Relaxed)).to_be_bytes())
+    }))
+}

@@ -1,0 +1,76 @@
+//! Decides which request bodies are read, and how long and how large they may be (SEC-3).
+
+use std::pin::pin;
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http_body::Body;
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout_at};
+
+use super::config::OpenAiConfig;
+use super::errors::ApiError;
+
+/// First allocation for a body that comes in pieces, in bytes: a claimed length alone costs no memory.
+const FIRST_ALLOCATION: usize = 64 << 10;
+
+/// Reads a JSON body.
+///
+/// # Errors
+/// What the client is told: 413, 415, 408, or nothing that anybody will read when the upload broke off.
+pub(crate) async fn read<B>(headers: &HeaderMap, body: B, config: &OpenAiConfig) -> Result<Bytes, ApiError>
+where
+    B: Body<Data = Bytes>,
+{
+    check(headers)?;
+    let limit = config.max_body_bytes;
+    let claimed = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if claimed.is_some_and(|length| length > limit as u64) || body.size_hint().lower() > limit as u64 {
+        return Err(ApiError::body_too_large(limit));
+    }
+
+    let mut body = pin!(body);
+    let last = Instant::now() + config.body_total;
+    let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
+    loop {
+        let until = last.min(Instant::now() + config.body_idle);
+        let frame = match timeout_at(until, body.frame()).await {
+            Err(_) => return Err(ApiError::body_timeout()),
+            Ok(None) => break,
+            Ok(Some(Err(_))) => return Err(ApiError::client_gone()),
+            Ok(Some(Ok(frame))) => frame,
+        };
+        // Trailers mean nothing here.
+        let Ok(piece) = frame.into_data() else { continue };
+        if first.len() + rest.len() + piece.len() > limit {
+            return Err(ApiError::body_too_large(limit));
+        }
+        if first.is_empty() && rest.is_empty() {
+            first = piece;
+        } else {
+            if rest.is_empty() {
+                let expected = claimed.and_then(|length| usize::try_from(length).ok()).unwrap_or(0);
+                rest.reserve(
+                    expected.clamp(first.len() + piece.len(), FIRST_ALLOCATION.max(first.len() + piece.len())),
+                );
+                rest.extend_from_slice(&std::mem::take(&mut first));
+            }
+            rest.extend_from_slice(&piece);
+        }
+    }
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+fn check(headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = |name| headers.get(name).map(|value: &http::HeaderValue| value.to_str().unwrap_or_default().trim());
+    if text(CONTENT_ENCODING).is_some_and(|encoding| !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity"))
+    {
+        return Err(ApiError::unsupported_media("Compressed request bodies are not supported."));
+    }
+    let kind = text(CONTENT_TYPE).and_then(|kind| kind.split(';').next()).unwrap_or_default();
+    if !kind.trim().eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::unsupported_media("The content type must be application/json."));
+    }
+    Ok(())
+}

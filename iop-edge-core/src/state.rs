@@ -1,0 +1,355 @@
+//! Decides everything that concerns more than one connection: who is ready, who gets a place, who waits, what a fence
+//! takes with it.
+//!
+//! [`EdgeState`] is a plain value: inputs are `handle_*`, `submit`, `dispatch`, `cancel`, …, each with the time; what
+//! has to be done comes out of `poll_effect`, and `poll_timeout` says when to come back. It knows no clock, no task, no
+//! socket. A deadline that has passed is applied before the input that comes with a later time. The caller carries out
+//! all effects of an input before the next one, under the same lock: that is what makes the order of REG-3 hold.
+//!
+//! Invariants, checked by `tests/model.rs` after every step of random histories: places in use = leases in the ledger,
+//! within the limits at admission, released once; an attempt that has a place does not wait; whoever waits could not be
+//! placed; queues are within their bound and nobody waits longer than allowed; a generation that ended owns nothing.
+
+mod admission;
+mod effect;
+mod fleet;
+mod groups;
+mod handshake;
+mod id;
+pub(crate) mod ledger;
+mod queue;
+mod registry;
+mod selection;
+mod throttle;
+mod timers;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use iop_execution::{ModelName, RunId};
+use iop_wire::{CloseCode, Drain, ToNode};
+
+use crate::api::{ModelListing, SubmitError};
+use crate::catalog::Catalog;
+use crate::observe::{Observation, WaitOutcome};
+use crate::snapshot::{EdgeSnapshot, GroupSnapshot, NodeSnapshot, ProviderSnapshot};
+pub(crate) use admission::{Admission, Ask};
+pub(crate) use effect::Effect;
+pub use effect::EdgeNodeEvent;
+pub(crate) use effect::Grant;
+use fleet::Fleet;
+use groups::Groups;
+pub(crate) use handshake::RETRY_CROWDED;
+pub use id::{AttemptId, ConnectionId, Generation};
+pub use ledger::{AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass};
+use queue::{Need, Position};
+use registry::{Ended, Registry};
+pub use selection::{FreeCandidate, LeastLoaded, SelectionPolicy};
+use throttle::Throttle;
+use timers::{Timer, Timers};
+
+/// How long a cancelled run may go without a terminal before its place is quarantined (LEA-6).
+pub const CANCEL_GRACE: Duration = Duration::from_secs(15);
+
+/// Where an attempt stands.
+///
+/// ```text
+///  Waiting ──▶ Reserved ──▶ Dispatched ──▶ Cancelling
+///     │           │  └─▶ Over      │            │
+///     └───────────┴────────┴───────┴────────────┴──▶ gone (no entry)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// In the queue of its model.
+    Waiting(Need, Position),
+    /// Holds a place; nothing is sent.
+    Reserved,
+    /// Holds a place; the request was handed to the connection.
+    Dispatched,
+    /// As dispatched, but ended for its client: the place waits for the Node's terminal (LEA-6).
+    Cancelling,
+    /// Lost its place before anything was sent; its owner does not know yet.
+    Over(PreSendEnd),
+}
+
+/// Why an admitted attempt can't be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PreSendEnd {
+    Cancelled,
+    Deadline,
+    /// The generation it was admitted to is gone (FEN-8).
+    Disconnected,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    run_id: RunId,
+    model: ModelName,
+    since: Instant,
+    stage: Stage,
+}
+
+/// What a cancel reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CancelReached {
+    /// A dispatched run: the Node must be told.
+    Dispatched,
+    /// A request that was not sent yet. It is over.
+    Unsent,
+    /// Nothing.
+    Nothing,
+}
+
+/// The whole decision state of one Edge.
+#[derive(Debug)]
+pub(crate) struct EdgeState {
+    catalog: Arc<Catalog>,
+    edge_id: String,
+    registry: Registry,
+    throttle: Throttle,
+    fleet: Fleet,
+    groups: Groups,
+    ledger: Box<dyn CapacityLedger>,
+    policy: Box<dyn SelectionPolicy>,
+    attempts: HashMap<AttemptId, Attempt>,
+    runs: HashMap<RunId, AttemptId>,
+    last_attempt: u64,
+    timers: Timers,
+    effects: VecDeque<Effect>,
+    shutting_down: bool,
+}
+
+impl EdgeState {
+    pub(crate) fn new(
+        catalog: Arc<Catalog>,
+        edge_id: String,
+        ledger: Box<dyn CapacityLedger>,
+        policy: Box<dyn SelectionPolicy>,
+    ) -> Self {
+        let (fleet, groups) = (Fleet::new(&catalog), Groups::new(&catalog));
+        Self {
+            catalog,
+            edge_id,
+            registry: Registry::default(),
+            throttle: Throttle::default(),
+            fleet,
+            groups,
+            ledger,
+            policy,
+            attempts: HashMap::new(),
+            runs: HashMap::new(),
+            last_attempt: 0,
+            timers: Timers::default(),
+            effects: VecDeque::new(),
+            shutting_down: false,
+        }
+    }
+
+    /// The next thing to do.
+    pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// When `handle_timeout` has something to do, if nothing else happens.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// Applies every deadline that has passed.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        while let Some(timer) = self.timers.pop_due(now) {
+            match timer {
+                Timer::Handshake(connection) => {
+                    if let Some(code) = self.registry.handshake_timeout(connection) {
+                        self.close(connection, code, Duration::ZERO, now);
+                    }
+                }
+                Timer::Queue(attempt) => {
+                    self.refuse(attempt, SubmitError::QueueTimeout, WaitOutcome::TimedOut, now);
+                }
+                Timer::Deadline(attempt) => self.overdue(attempt, now),
+                Timer::CancelGrace(attempt) => {
+                    if self.ledger.quarantine(attempt)
+                        && let Some(lease) = self.ledger.lease(attempt)
+                    {
+                        let provider = lease.provider.clone();
+                        self.effects.push_back(Effect::Observe(Observation::Quarantined { provider }));
+                    }
+                }
+            }
+        }
+    }
+
+    fn overdue(&mut self, attempt: AttemptId, now: Instant) {
+        match self.attempts.get(&attempt).map(|entry| entry.stage) {
+            Some(Stage::Waiting(..)) => {
+                self.refuse(attempt, SubmitError::DeadlineExceeded, WaitOutcome::Deadline, now);
+            }
+            Some(Stage::Reserved) => self.give_up(attempt, PreSendEnd::Deadline, now),
+            Some(Stage::Dispatched) => self.effects.push_back(Effect::Overdue { attempt }),
+            Some(Stage::Cancelling | Stage::Over(_)) | None => {}
+        }
+    }
+
+    /// The connection ended, or must end (its Goodbye is the driver's). Fences what it owned, once (FEN-2).
+    pub(crate) fn handle_closed(&mut self, connection: ConnectionId, code: CloseCode, now: Instant) {
+        self.handle_timeout(now);
+        self.end_connection(connection, code, now);
+    }
+
+    /// Ends a connection from this side.
+    pub(crate) fn close(&mut self, connection: ConnectionId, code: CloseCode, retry_after: Duration, now: Instant) {
+        self.effects.push_back(Effect::Close { connection, code, retry_after });
+        self.end_connection(connection, code, now);
+    }
+
+    fn end_connection(&mut self, connection: ConnectionId, code: CloseCode, now: Instant) {
+        self.timers.disarm(Timer::Handshake(connection));
+        let node = match self.registry.close(connection) {
+            Ended::Unknown => return,
+            Ended::Unclaimed => None,
+            Ended::NotReady(claim) => {
+                self.effects.push_back(Effect::Publish(EdgeNodeEvent::NotReady { node: claim.node, code }));
+                None
+            }
+            Ended::WasReady(claim) => {
+                self.fence(claim.generation, now);
+                let (node, generation) = (claim.node.clone(), claim.generation);
+                self.effects.push_back(Effect::Publish(EdgeNodeEvent::Disconnected { node, generation, code }));
+                Some(claim.node)
+            }
+        };
+        self.effects.push_back(Effect::Observe(Observation::ConnectionClosed { node, code }));
+    }
+
+    /// Takes everything from a generation that ended: leases first, then runs, providers, waiters.
+    fn fence(&mut self, generation: Generation, now: Instant) {
+        self.fleet.fence(generation);
+        for attempt in self.ledger.held_by(generation) {
+            self.release(attempt, ReleaseCause::Fenced);
+            match self.attempts.get_mut(&attempt).map(|entry| &mut entry.stage) {
+                Some(stage @ Stage::Reserved) => *stage = Stage::Over(PreSendEnd::Disconnected),
+                Some(Stage::Dispatched | Stage::Cancelling) => {
+                    self.forget(attempt);
+                    self.effects.push_back(Effect::Disconnected { attempt });
+                }
+                Some(Stage::Waiting(..) | Stage::Over(_)) | None => {}
+            }
+        }
+        self.resolve_waiters(now);
+    }
+
+    /// No new work from now on. Who waits is answered; ready Nodes are told.
+    pub(crate) fn begin_shutdown(&mut self, grace: Duration, now: Instant) {
+        self.handle_timeout(now);
+        self.shutting_down = true;
+        for attempt in self.waiting() {
+            self.refuse(attempt, SubmitError::ShuttingDown, WaitOutcome::ShuttingDown, now);
+        }
+        let deadline_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        for connection in self.registry.ids() {
+            if self.registry.generation(connection).is_some() {
+                let message = ToNode::Drain(Drain { deadline_ms });
+                self.effects.push_back(Effect::Send { connection, message });
+            }
+        }
+    }
+
+    /// Ends every connection. `retry_after` spreads the Nodes' return.
+    pub(crate) fn close_all(&mut self, code: CloseCode, mut retry_after: impl FnMut() -> Duration, now: Instant) {
+        self.handle_timeout(now);
+        for connection in self.registry.ids() {
+            self.close(connection, code, retry_after(), now);
+        }
+    }
+
+    /// Requests in flight for a client: neither waiting nor ended at the Edge already.
+    pub(crate) fn open_runs(&self) -> usize {
+        let open = |attempt: &&Attempt| matches!(attempt.stage, Stage::Reserved | Stage::Dispatched);
+        self.attempts.values().filter(open).count()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.shutting_down && self.fleet.providers().iter().any(|provider| provider.wire(None).is_some())
+    }
+
+    /// Attempts that wait, oldest first.
+    fn waiting(&self) -> Vec<AttemptId> {
+        let waiting = self.attempts.iter().filter(|(_, entry)| matches!(entry.stage, Stage::Waiting(..)));
+        let mut ids: Vec<_> = waiting.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Removes every trace of an attempt but its lease.
+    fn forget(&mut self, attempt: AttemptId) -> Option<Attempt> {
+        self.timers.disarm_attempt(attempt);
+        let entry = self.attempts.remove(&attempt)?;
+        self.runs.remove(&entry.run_id);
+        Some(entry)
+    }
+
+    fn release(&mut self, attempt: AttemptId, cause: ReleaseCause) -> bool {
+        let Some(lease) = self.ledger.take(attempt) else {
+            return false;
+        };
+        let provider = lease.provider;
+        self.effects.push_back(Effect::Observe(Observation::LeaseReleased { provider, cause }));
+        true
+    }
+
+    /// Models clients may see, in config order (API-12).
+    pub(crate) fn models(&self) -> Vec<ModelListing> {
+        let listing = |group: &groups::Group| {
+            let candidates = group.model.candidates.iter();
+            let states: Vec<_> = candidates.filter_map(|c| Some((c, self.fleet.provider(&c.provider)?))).collect();
+            let context = states.iter().filter_map(|(candidate, state)| {
+                let listed = state.listed.iter().find(|listed| listed.target == candidate.target)?;
+                (listed.context_length != 0).then_some(listed.context_length)
+            });
+            ModelListing {
+                name: group.model.name.clone(),
+                created: self.catalog.created(),
+                owned_by: "iop".to_owned(),
+                context_length: context.min(),
+                available: !self.shutting_down && states.iter().any(|(_, state)| state.wire(None).is_some()),
+                tools: states.iter().any(|(_, state)| state.tools),
+                reasoning: states.iter().any(|(_, state)| state.reasoning),
+            }
+        };
+        self.groups.iter().map(listing).collect()
+    }
+
+    /// What is configured and what is in use (EDG-4).
+    pub(crate) fn snapshot(&self, now: Instant) -> EdgeSnapshot {
+        let nodes = self.catalog.nodes().iter().map(|node| {
+            let (connected, draining) = self.registry.node_phase(&node.id);
+            let of_node = self.fleet.providers().iter().filter(|provider| provider.node == node.id);
+            let providers = of_node.map(|state| ProviderSnapshot {
+                provider: state.config.provider_id.clone(),
+                enabled: state.enabled,
+                connected: state.online.is_some(),
+                configured_capacity: state.config.capacity,
+                effective: state.online.map(|online| online.limits).unwrap_or_default(),
+                in_use: self.ledger.counters(&state.config.provider_id),
+            });
+            NodeSnapshot {
+                node: node.id.clone(),
+                enabled: node.enabled,
+                connected,
+                draining,
+                providers: providers.collect(),
+            }
+        });
+        let groups = self.groups.iter().map(|group| GroupSnapshot {
+            model: group.model.name.clone(),
+            waiting: group.queue.len(),
+            oldest_wait: group.queue.oldest().map(|since| now.saturating_duration_since(since)).unwrap_or_default(),
+        });
+        EdgeSnapshot { nodes: nodes.collect(), models: groups.collect(), late_releases: self.ledger.late_releases() }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,101 @@
+//! Decides what the engine asks its driver to do. Effects are carried out in order, in the same critical section as the
+//! input that caused them, except for observations.
+
+use std::time::Duration;
+
+use iop_execution::{AdapterKey, NodeId, ProviderId, RunId, Target};
+use iop_wire::{CloseCode, RefusalReason, ToNode};
+
+use crate::api::{SubmitError, WireKind};
+use crate::observe::Observation;
+use crate::state::id::{AttemptId, ConnectionId, Generation};
+use crate::state::ledger::WorkClass;
+
+/// A place was taken for a request: what is known before anything is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Grant {
+    /// The attempt that holds the place.
+    pub(crate) attempt: AttemptId,
+    /// The run.
+    pub(crate) run_id: RunId,
+    /// The Node.
+    pub(crate) node: NodeId,
+    /// The provider.
+    pub(crate) provider: ProviderId,
+    /// The adapter instance.
+    pub(crate) adapter: AdapterKey,
+    /// The model as the provider knows it.
+    pub(crate) target: Target,
+    /// How the provider is used.
+    pub(crate) wire: WireKind,
+    /// The class of the place.
+    pub(crate) class: WorkClass,
+    /// The provider's raw stall timeout (EXE-13).
+    pub(crate) stall_timeout_ms: u64,
+    /// How long the request waited.
+    pub(crate) queued: Duration,
+}
+
+/// Life of the Nodes, for subscribers (EDG-2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EdgeNodeEvent {
+    /// A Node is ready (REG-3).
+    Connected {
+        /// The Node.
+        node: NodeId,
+        /// Its new generation.
+        generation: Generation,
+    },
+    /// A ready Node takes no new work.
+    Draining {
+        /// The Node.
+        node: NodeId,
+        /// Its generation.
+        generation: Generation,
+    },
+    /// A ready Node's connection ended and its generation was fenced (FEN-2).
+    Disconnected {
+        /// The Node.
+        node: NodeId,
+        /// The generation that ended.
+        generation: Generation,
+        /// Why.
+        code: CloseCode,
+    },
+    /// A connection ended after it was accepted and before it was ready.
+    NotReady {
+        /// The Node.
+        node: NodeId,
+        /// Why.
+        code: CloseCode,
+    },
+    /// A registration was refused (REG-4).
+    Refused {
+        /// The Node, if the token named one.
+        node: Option<NodeId>,
+        /// Why.
+        reason: RefusalReason,
+    },
+}
+
+/// What the driver has to do.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Effect {
+    /// Write a control message.
+    Send { connection: ConnectionId, message: ToNode },
+    /// Say Goodbye and end the connection. It is fenced already.
+    Close { connection: ConnectionId, code: CloseCode, retry_after: Duration },
+    /// A waiting request has its place.
+    Granted(Box<Grant>),
+    /// A waiting request ends without a place.
+    Refused { attempt: AttemptId, error: SubmitError },
+    /// The Node of a dispatched run is gone: end the run as `disconnected`. Its place is free already.
+    Disconnected { attempt: AttemptId },
+    /// The deadline of a dispatched run passed: end it as `edge_deadline` and cancel it.
+    Overdue { attempt: AttemptId },
+    /// Publish on the bus.
+    Publish(EdgeNodeEvent),
+    /// Tell the observer, after the critical section.
+    Observe(Observation),
+}

@@ -1,0 +1,276 @@
+//! Decides which connection speaks for which Node: handshake, ownership, generations (REG-1 to REG-4, FEN-1).
+//!
+//! ```text
+//!                hello            claim                ready             drain
+//!  AwaitingHello ─────▶ AwaitingRegister ─────▶ AwaitingReady ─────▶ Ready ─────▶ Draining
+//!        │                    │                       │                │              │
+//!        └────────────────────┴───── close ───────────┴────────────────┴──────────────┘
+//!                                      ▼
+//!                              gone (no entry)
+//! ```
+//!
+//! A claim gives the connection a [`Generation`] and the Node's place; only `close` gives the place back, and only the
+//! connection that holds it can. What a message may do is decided by the phase of the connection it came on: an
+//! illegal one is a typed error (W2), never a panic. The registry checks no token and activates no provider.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use iop_execution::NodeId;
+use iop_wire::PeerIdentity;
+use iop_wire::limits::{READY_TIMEOUT, REGISTER_TIMEOUT};
+
+use crate::state::id::{ConnectionId, Generation};
+
+/// Most connections that have not registered yet (REG-8).
+pub(crate) const MAX_UNREGISTERED: usize = 256;
+
+/// A message that its connection's phase does not allow (W2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the message is not allowed now")]
+pub(crate) struct Illegal;
+
+/// Another connection holds the Node's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("another connection is this node")]
+pub(crate) struct Duplicate;
+
+/// Too many connections have not registered yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too many connections have not registered yet")]
+pub(crate) struct Crowded;
+
+/// A claimed place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) node: NodeId,
+    pub(crate) generation: Generation,
+    /// Revision of the config that was sent with the acceptance.
+    pub(crate) revision: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Phase {
+    AwaitingHello,
+    AwaitingRegister,
+    AwaitingReady(Claim),
+    Ready(Claim),
+    Draining(Claim),
+}
+
+impl Phase {
+    const fn claim(&self) -> Option<&Claim> {
+        match self {
+            Self::AwaitingHello | Self::AwaitingRegister => None,
+            Self::AwaitingReady(claim) | Self::Ready(claim) | Self::Draining(claim) => Some(claim),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    phase: Phase,
+    peer: PeerIdentity,
+    lease_generation: u64,
+}
+
+/// What a Ready did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ReadyOutcome {
+    /// The first one: the Node is ready from now on.
+    First(Claim),
+    /// Ready already: acknowledged, changes nothing.
+    Again,
+    /// Wrong node id or revision: this connection will never be ready (W10).
+    Mismatch,
+}
+
+/// What a connection held when it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// There was no such connection (any more).
+    Unknown,
+    /// It had claimed nothing.
+    Unclaimed,
+    /// It gave its claim back; it never was ready.
+    NotReady(Claim),
+    /// It was ready: its generation must be fenced.
+    WasReady(Claim),
+}
+
+/// All connections of an Edge.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    connections: BTreeMap<ConnectionId, Connection>,
+    owners: BTreeMap<NodeId, ConnectionId>,
+    last_connection: u64,
+    last_generation: u64,
+}
+
+impl Registry {
+    /// A link came up. `lease_generation` is the random stand-in of its generation (CRD-2). Answers its id and when
+    /// it must have registered.
+    pub(crate) fn open(
+        &mut self,
+        peer: PeerIdentity,
+        lease_generation: u64,
+        now: Instant,
+    ) -> Result<(ConnectionId, Instant), Crowded> {
+        let unregistered = self.connections.values().filter(|connection| connection.phase.claim().is_none()).count();
+        if unregistered >= MAX_UNREGISTERED {
+            return Err(Crowded);
+        }
+        self.last_connection += 1;
+        let id = ConnectionId(self.last_connection);
+        self.connections.insert(id, Connection { phase: Phase::AwaitingHello, peer, lease_generation });
+        Ok((id, now + REGISTER_TIMEOUT))
+    }
+
+    pub(crate) fn hello(&mut self, id: ConnectionId) -> Result<(), Illegal> {
+        let connection = self.connections.get_mut(&id).ok_or(Illegal)?;
+        match connection.phase {
+            Phase::AwaitingHello => {
+                connection.phase = Phase::AwaitingRegister;
+                Ok(())
+            }
+            Phase::AwaitingRegister | Phase::AwaitingReady(_) | Phase::Ready(_) | Phase::Draining(_) => Err(Illegal),
+        }
+    }
+
+    /// The peer, if it may register now.
+    pub(crate) fn registering(&self, id: ConnectionId) -> Result<&PeerIdentity, Illegal> {
+        let connection = self.connections.get(&id).ok_or(Illegal)?;
+        match connection.phase {
+            Phase::AwaitingRegister => Ok(&connection.peer),
+            Phase::AwaitingHello | Phase::AwaitingReady(_) | Phase::Ready(_) | Phase::Draining(_) => Err(Illegal),
+        }
+    }
+
+    pub(crate) fn owner(&self, node: &NodeId) -> Option<ConnectionId> {
+        self.owners.get(node).copied()
+    }
+
+    /// Claims a Node's place. Answers when the connection must be ready.
+    pub(crate) fn claim(
+        &mut self,
+        id: ConnectionId,
+        node: NodeId,
+        revision: u64,
+        now: Instant,
+    ) -> Result<Instant, Duplicate> {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return Err(Duplicate);
+        };
+        if self.owners.contains_key(&node) || connection.phase.claim().is_some() {
+            return Err(Duplicate);
+        }
+        self.last_generation += 1;
+        self.owners.insert(node.clone(), id);
+        connection.phase = Phase::AwaitingReady(Claim { node, generation: Generation(self.last_generation), revision });
+        Ok(now + READY_TIMEOUT)
+    }
+
+    /// A Ready with this node id and revision.
+    pub(crate) fn ready(
+        &mut self,
+        id: ConnectionId,
+        node: &NodeId,
+        revision: u64,
+    ) -> Result<(ReadyOutcome, u64), Illegal> {
+        let connection = self.connections.get_mut(&id).ok_or(Illegal)?;
+        let outcome = match &connection.phase {
+            Phase::AwaitingHello | Phase::AwaitingRegister => return Err(Illegal),
+            Phase::AwaitingReady(claim) | Phase::Ready(claim) | Phase::Draining(claim)
+                if claim.node != *node || claim.revision != revision =>
+            {
+                ReadyOutcome::Mismatch
+            }
+            Phase::Ready(_) | Phase::Draining(_) => ReadyOutcome::Again,
+            Phase::AwaitingReady(claim) => {
+                let claim = claim.clone();
+                connection.phase = Phase::Ready(claim.clone());
+                ReadyOutcome::First(claim)
+            }
+        };
+        Ok((outcome, connection.lease_generation))
+    }
+
+    /// The Node takes no new work. `None` = it said so before.
+    pub(crate) fn drain(&mut self, id: ConnectionId) -> Result<Option<Claim>, Illegal> {
+        let connection = self.connections.get_mut(&id).ok_or(Illegal)?;
+        match &connection.phase {
+            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::AwaitingReady(_) => Err(Illegal),
+            Phase::Draining(_) => Ok(None),
+            Phase::Ready(claim) => {
+                let claim = claim.clone();
+                connection.phase = Phase::Draining(claim.clone());
+                Ok(Some(claim))
+            }
+        }
+    }
+
+    /// The connection ended. Gives its place back; a second end finds nothing.
+    pub(crate) fn close(&mut self, id: ConnectionId) -> Ended {
+        let Some(connection) = self.connections.remove(&id) else {
+            return Ended::Unknown;
+        };
+        if let Some(claim) = connection.phase.claim()
+            && self.owners.get(&claim.node) == Some(&id)
+        {
+            self.owners.remove(&claim.node);
+        }
+        match connection.phase {
+            Phase::AwaitingHello | Phase::AwaitingRegister => Ended::Unclaimed,
+            Phase::AwaitingReady(claim) => Ended::NotReady(claim),
+            Phase::Ready(claim) | Phase::Draining(claim) => Ended::WasReady(claim),
+        }
+    }
+
+    /// True if the handshake of this connection is over its time for `registered` (else for ready).
+    pub(crate) fn handshake_timeout(&self, id: ConnectionId) -> Option<iop_wire::CloseCode> {
+        match self.connections.get(&id)?.phase {
+            Phase::AwaitingHello | Phase::AwaitingRegister => Some(iop_wire::CloseCode::RegisterTimeout),
+            Phase::AwaitingReady(_) => Some(iop_wire::CloseCode::ReadyTimeout),
+            Phase::Ready(_) | Phase::Draining(_) => None,
+        }
+    }
+
+    /// The connection that may be given work of this generation now: the pre-send fence (FEN-8).
+    pub(crate) fn dispatchable(&self, node: &NodeId, generation: Generation) -> Option<ConnectionId> {
+        let id = self.owner(node)?;
+        match &self.connections.get(&id)?.phase {
+            Phase::Ready(claim) if claim.generation == generation => Some(id),
+            Phase::AwaitingHello
+            | Phase::AwaitingRegister
+            | Phase::AwaitingReady(_)
+            | Phase::Ready(_)
+            | Phase::Draining(_) => None,
+        }
+    }
+
+    /// The generation of a connection that is or was ready.
+    pub(crate) fn generation(&self, id: ConnectionId) -> Option<Generation> {
+        match &self.connections.get(&id)?.phase {
+            Phase::Ready(claim) | Phase::Draining(claim) => Some(claim.generation),
+            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::AwaitingReady(_) => None,
+        }
+    }
+
+    /// Whether a Node is ready, and whether it is draining.
+    pub(crate) fn node_phase(&self, node: &NodeId) -> (bool, bool) {
+        let phase = self.owner(node).and_then(|id| self.connections.get(&id)).map(|connection| &connection.phase);
+        match phase {
+            Some(Phase::Ready(_)) => (true, false),
+            Some(Phase::Draining(_)) => (true, true),
+            Some(Phase::AwaitingHello | Phase::AwaitingRegister | Phase::AwaitingReady(_)) | None => (false, false),
+        }
+    }
+
+    /// Every connection, oldest first.
+    pub(crate) fn ids(&self) -> Vec<ConnectionId> {
+        self.connections.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

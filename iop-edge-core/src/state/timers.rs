@@ -1,0 +1,93 @@
+//! Decides what can wake the engine, and when: every deadline of it, in one table.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use crate::state::id::{AttemptId, ConnectionId};
+
+/// Everything that can wake the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// A connection must have registered, or become ready, by now (REG-1).
+    Handshake(ConnectionId),
+    /// A request has waited long enough for a place (QUE-2).
+    Queue(AttemptId),
+    /// The hard deadline of a request (API-14).
+    Deadline(AttemptId),
+    /// A cancelled attempt should have had its terminal by now (LEA-6).
+    CancelGrace(AttemptId),
+}
+
+/// The armed timers.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    due: BTreeSet<(Instant, Timer)>,
+    armed: BTreeMap<Timer, Instant>,
+}
+
+impl Timers {
+    /// Arms a timer, or moves it.
+    pub(crate) fn arm(&mut self, timer: Timer, at: Instant) {
+        self.disarm(timer);
+        self.armed.insert(timer, at);
+        self.due.insert((at, timer));
+    }
+
+    pub(crate) fn disarm(&mut self, timer: Timer) {
+        if let Some(at) = self.armed.remove(&timer) {
+            self.due.remove(&(at, timer));
+        }
+    }
+
+    pub(crate) fn disarm_attempt(&mut self, attempt: AttemptId) {
+        self.disarm(Timer::Queue(attempt));
+        self.disarm(Timer::Deadline(attempt));
+        self.disarm(Timer::CancelGrace(attempt));
+    }
+
+    /// Takes out the earliest timer that is due.
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Timer> {
+        let (at, timer) = *self.due.first()?;
+        if at > now {
+            return None;
+        }
+        self.disarm(timer);
+        Some(timer)
+    }
+
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        debug_assert_eq!(self.due.len(), self.armed.len());
+        self.due.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn timers_come_in_order_and_a_moved_one_comes_once() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let (queue, deadline) = (Timer::Queue(AttemptId(1)), Timer::Deadline(AttemptId(1)));
+        let mut timers = Timers::default();
+        timers.arm(queue, at(5));
+        timers.arm(deadline, at(3));
+        timers.arm(queue, at(1));
+        assert_eq!(timers.next(), Some(at(1)));
+        assert_eq!(timers.pop_due(at(0)), None);
+        assert_eq!(timers.pop_due(at(9)), Some(queue));
+        assert_eq!(timers.pop_due(at(9)), Some(deadline));
+        assert_eq!((timers.pop_due(at(9)), timers.len()), (None, 0));
+        timers.arm(Timer::CancelGrace(AttemptId(2)), at(1));
+        timers.disarm_attempt(AttemptId(2));
+        assert_eq!(timers.next(), None);
+    }
+}

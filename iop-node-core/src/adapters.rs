@@ -1,0 +1,202 @@
+//! Decides which adapter instances a Node has, what each may do, and which of them outlive a change of config.
+//!
+//! An instance belongs to its config, not to a connection: a reconnect with an equal config keeps the instance and its
+//! gate; any difference replaces it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use iop_execution::registry::RegisteredProvider;
+use iop_execution::{AdapterKey, CapacityGate, Provider, ProviderId, ProviderRegistry, Target};
+use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady, ReadyTarget, WireMode};
+
+/// Places of an adapter when neither config nor backend says how many (LEA-8).
+pub const DEFAULT_CAPACITY: u32 = 16;
+/// How long a cancelled provider may take to return, when the config does not say.
+pub const DEFAULT_CLOSE_GRACE: Duration = Duration::from_secs(5);
+/// Longest close grace that a config can ask for.
+pub const MAX_CLOSE_GRACE: Duration = Duration::from_secs(60);
+/// Most bytes of names in one NodeReadyRequest, over all providers: it must fit into one envelope.
+pub const MAX_READY_TARGET_BYTES: usize = 40 * 1024;
+/// What a listed target costs beside its name.
+const READY_TARGET_OVERHEAD: usize = 16;
+
+/// One adapter instance with its config.
+#[derive(Debug)]
+pub struct Adapter {
+    registered: Arc<RegisteredProvider>,
+    config: ProviderConfig,
+}
+
+impl Adapter {
+    /// The provider.
+    #[must_use]
+    pub fn provider(&self) -> &Arc<dyn Provider> {
+        self.registered.provider()
+    }
+
+    /// The provider's id.
+    #[must_use]
+    pub fn provider_id(&self) -> &ProviderId {
+        self.registered.provider_id()
+    }
+
+    /// Its places.
+    #[must_use]
+    pub fn gate(&self) -> &CapacityGate {
+        self.registered.gate()
+    }
+
+    /// True if it takes no new work.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.registered.is_draining()
+    }
+
+    /// Its config.
+    #[must_use]
+    pub const fn config(&self) -> &ProviderConfig {
+        &self.config
+    }
+
+    /// False if the config restricts its targets and this is none of them.
+    #[must_use]
+    pub fn serves(&self, target: &Target) -> bool {
+        self.config.targets.is_empty() || self.config.targets.contains(target)
+    }
+
+    /// How long its provider may take to return after a cancel.
+    #[must_use]
+    pub fn close_grace(&self) -> Duration {
+        match self.config.close_grace_ms {
+            0 => DEFAULT_CLOSE_GRACE,
+            ms => Duration::from_millis(ms).min(MAX_CLOSE_GRACE),
+        }
+    }
+
+    fn ready(&self, budget: &mut usize) -> ProviderReady {
+        let capabilities = self.provider().capabilities();
+        *budget = budget.saturating_sub(self.provider_id().as_str().len() + READY_TARGET_OVERHEAD);
+        let mut targets = Vec::new();
+        for info in capabilities.targets {
+            let cost = info.target.as_str().len() + READY_TARGET_OVERHEAD;
+            if !self.serves(&info.target) || cost > *budget {
+                continue;
+            }
+            *budget -= cost;
+            targets.push(ReadyTarget { target: info.target, context_length: info.context_length.unwrap_or(0) });
+        }
+        ProviderReady {
+            provider_id: self.provider_id().clone(),
+            max_concurrency: capabilities.max_concurrency.map_or(0, std::num::NonZeroU32::get),
+            tunnels: capabilities.tunnels && self.config.wire == WireMode::Auto,
+            runs: capabilities.runs,
+            tools: capabilities.tools,
+            reasoning: capabilities.reasoning,
+            targets,
+        }
+    }
+}
+
+/// Places of an instance: the smaller of config and backend, where each says something (LEA-8).
+#[must_use]
+pub fn effective_capacity(configured: u32, backend: Option<std::num::NonZeroU32>) -> u32 {
+    match (configured, backend) {
+        (0, None) => DEFAULT_CAPACITY,
+        (0, Some(backend)) => backend.get(),
+        (configured, None) => configured,
+        (configured, Some(backend)) => configured.min(backend.get()),
+    }
+}
+
+/// What a new config changes.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// Instances to stop: replaced or no longer configured. They are out of the table already.
+    pub stop: Vec<Arc<Adapter>>,
+    /// Instances to make.
+    pub build: Vec<ProviderConfig>,
+    /// Configs that are no use: their adapter key is taken by an earlier one.
+    pub duplicates: Vec<ProviderConfig>,
+}
+
+/// The adapter instances of one Node, by key.
+#[derive(Debug, Default)]
+pub struct Adapters {
+    registry: ProviderRegistry,
+    by_key: HashMap<AdapterKey, Arc<Adapter>>,
+}
+
+impl Adapters {
+    /// No instance yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The instance with this key.
+    #[must_use]
+    pub fn by_key(&self, key: &AdapterKey) -> Option<&Arc<Adapter>> {
+        self.by_key.get(key)
+    }
+
+    /// Takes out what the config does not keep, and says what is to be made.
+    #[must_use]
+    pub fn change_to(&mut self, config: &NodeConfigPayload) -> Change {
+        let mut change = Change::default();
+        let mut seen = HashSet::new();
+        for provider in &config.providers {
+            if !seen.insert(provider.adapter.clone()) {
+                change.duplicates.push(provider.clone());
+            } else if self.by_key.get(&provider.adapter).is_none_or(|adapter| adapter.config != *provider) {
+                change.build.push(provider.clone());
+            }
+        }
+        let building: HashSet<_> = change.build.iter().map(|config| &config.adapter).collect();
+        let gone: Vec<_> =
+            self.by_key.keys().filter(|key| !seen.contains(*key) || building.contains(key)).cloned().collect();
+        change.stop = gone.iter().filter_map(|key| self.remove(key)).collect();
+        change
+    }
+
+    /// Takes in an instance that has started.
+    pub fn install(&mut self, config: ProviderConfig, provider: Arc<dyn Provider>) {
+        let key = config.adapter.clone();
+        let gate = CapacityGate::new(effective_capacity(config.capacity, provider.capabilities().max_concurrency));
+        let _replaced = self.registry.register(key.clone(), config.provider_id.clone(), provider, gate);
+        if let Some(registered) = self.registry.by_key(&key) {
+            let adapter = Arc::new(Adapter { registered: Arc::clone(registered), config });
+            self.by_key.insert(key, adapter);
+        }
+    }
+
+    fn remove(&mut self, key: &AdapterKey) -> Option<Arc<Adapter>> {
+        self.registry.remove(key);
+        self.by_key.remove(key)
+    }
+
+    /// Takes every instance out.
+    #[must_use]
+    pub fn take_all(&mut self) -> Vec<Arc<Adapter>> {
+        let keys: Vec<_> = self.by_key.keys().cloned().collect();
+        keys.iter().filter_map(|key| self.remove(key)).collect()
+    }
+
+    /// What NodeReadyRequest says, in the order of the config. Targets beyond [`MAX_READY_TARGET_BYTES`] are left out.
+    #[must_use]
+    pub fn ready(&self, config: &NodeConfigPayload) -> Vec<ProviderReady> {
+        let mut budget = MAX_READY_TARGET_BYTES;
+        let mut seen = HashSet::new();
+        config
+            .providers
+            .iter()
+            .filter(|provider| seen.insert(&provider.adapter))
+            .filter_map(|provider| self.by_key.get(&provider.adapter))
+            .map(|adapter| adapter.ready(&mut budget))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

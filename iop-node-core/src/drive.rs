@@ -1,0 +1,224 @@
+//! Decides how one run or tunnel proceeds: it reads the provider only while there is room to send, stops on a cancel, a
+//! deadline or the end of the connection, and gives its place back before it says how it ended.
+//!
+//! ```text
+//!            room? ─► poll the provider ─► cut ─► push
+//! Running ──────────────────────────────────────────────────► provider ended: free the place ─► terminal
+//!    │ cancel, deadline, violation, disconnect
+//!    ▼
+//! Fenced ── provider returns, or close grace passes and it is dropped ─► free the place ─► terminal, or none
+//! ```
+//!
+//! The provider's end, too, is read only while there is room, that is when everything before it has credit: a success
+//! never waits in the outbox behind output that is blocked, so until it is sent a run can be cancelled.
+//!
+//! Priority when several are ready at once: disconnect, deadline, cancel, the provider's own end (WDG-2).
+//!
+//! The place of a stall watchdog is [`Work::drive`]: it sees every item before it is sent, knows when the run is held
+//! back by missing credit, and owns the fence.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_core::Stream;
+use iop_execution::execution::Execution;
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted};
+use iop_wire::{OutboxHandle, RunKey, ToEdge};
+use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep};
+
+use crate::observe::{NodeObserver, RunOutcome};
+use crate::state::admit::CapacityPermit;
+use crate::state::emit::{Emitter, Output};
+
+/// Items that one run may pass on before other tasks get their turn.
+const BURST: usize = 64;
+
+/// Why a run must stop.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The connection ended: nothing is sent any more.
+    Disconnected,
+    /// Its hard deadline passed.
+    Deadline,
+    /// The Edge, or the Node's drain deadline.
+    Cancel(CancelReason),
+    /// A violation that concerns this run alone.
+    Fail(Box<ExecutionFailure>),
+}
+
+/// What can stop a run: the session, or its deadline.
+#[derive(Debug)]
+pub(crate) struct Control {
+    stop: oneshot::Receiver<Stop>,
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl Control {
+    /// The deadline counts from now: call it on receipt.
+    pub(crate) fn new(stop: oneshot::Receiver<Stop>, deadline: Option<Duration>) -> Self {
+        Self { stop, deadline: deadline.map(|deadline| Box::pin(sleep(deadline))) }
+    }
+
+    /// Gives one reason; not to be polled afterwards.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Stop> {
+        let stop = match Pin::new(&mut self.stop).poll(cx) {
+            // A session that is gone without a word is a connection that ended.
+            Poll::Ready(stop) => Some(stop.unwrap_or(Stop::Disconnected)),
+            Poll::Pending => None,
+        };
+        if let Some(Stop::Disconnected) = stop {
+            return Poll::Ready(Stop::Disconnected);
+        }
+        let late = self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready());
+        if late {
+            return Poll::Ready(Stop::Deadline);
+        }
+        stop.map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+/// One admitted run or tunnel, with all it needs to proceed.
+#[derive(Debug)]
+pub(crate) struct Work<E> {
+    pub(crate) outbox: OutboxHandle<ToEdge>,
+    pub(crate) key: RunKey,
+    pub(crate) control: Control,
+    pub(crate) emitter: Emitter<E>,
+    pub(crate) permit: CapacityPermit,
+    pub(crate) close_grace: Duration,
+    pub(crate) observer: Arc<dyn NodeObserver>,
+}
+
+impl<E: Output> Work<E> {
+    /// Runs the provider call to its end and sends the terminal.
+    pub(crate) async fn execute(mut self, execution: Execution<E>) -> RunOutcome {
+        let (terminal, stop) = self.drive(execution).await;
+        // The provider has returned or was dropped: whoever learns of the end finds the place free.
+        let Self { outbox, key, mut emitter, permit, .. } = self;
+        std::mem::forget(permit);
+        let contacted = ProviderContacted::Unknown;
+        let terminal = match stop {
+            None => Some(terminal),
+            Some(stop) => terminal_of(stop, emitter.sent(), contacted),
+        };
+        finish(&outbox, key, &mut emitter, terminal)
+    }
+
+    /// Ends a run whose provider was never called.
+    pub(crate) fn refuse(self, stop: Stop) -> RunOutcome {
+        let Self { outbox, key, mut emitter, permit, .. } = self;
+        drop(permit);
+        finish(&outbox, key, &mut emitter, terminal_of(stop, 0, ProviderContacted::No))
+    }
+
+    /// Passes on what the provider emits until it has ended.
+    async fn drive(&mut self, mut execution: Execution<E>) -> (E, Option<Stop>) {
+        let mut stop: Option<Stop> = None;
+        let mut grace: Option<Pin<Box<Sleep>>> = None;
+        let terminal = poll_fn(|cx| {
+            if stop.is_none()
+                && let Poll::Ready(reason) = self.control.poll(cx)
+            {
+                stop = Some(reason);
+            }
+            for _ in 0..BURST {
+                if stop.is_some() && !execution.is_cancelled() {
+                    execution.cancel(CancelReason::Withdrawn);
+                    self.emitter.clear();
+                    grace = Some(Box::pin(sleep(self.close_grace)));
+                }
+                if grace.as_mut().is_some_and(|grace| grace.as_mut().poll(cx).is_ready()) {
+                    grace = None;
+                    execution.abandon();
+                }
+                if stop.is_none() {
+                    // No credit, no reading (WIR-16). A stop wakes this task too.
+                    ready!(self.outbox.poll_room(self.key, cx));
+                    if let Some(message) = self.emitter.pop() {
+                        self.outbox.push(self.key, message);
+                        continue;
+                    }
+                }
+                let Some(item) = ready!(Pin::new(&mut execution).poll_next(cx)) else {
+                    return Poll::Ready(None);
+                };
+                if item.outcome().is_some() {
+                    return Poll::Ready(Some(item));
+                }
+                if stop.is_some() {
+                    continue;
+                }
+                match self.emitter.accept(item) {
+                    Ok(()) => {
+                        if let Some(message) = self.emitter.pop() {
+                            self.outbox.push(self.key, message);
+                        }
+                    }
+                    Err(oversize) => {
+                        stop = Some(Stop::Fail(Box::new(ExecutionFailure::new(
+                            FailureCode::ProviderProtocol,
+                            FailureStage::Stream,
+                            ProviderContacted::Yes,
+                            oversize.to_string(),
+                        ))));
+                    }
+                }
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        let late = execution.late_pushes();
+        if late > 0 {
+            self.observer.late_pushes(late);
+        }
+        drop(execution);
+        // An execution ends with a terminal; a missing one is a defect of ours, not a reason to say nothing.
+        let terminal = terminal.unwrap_or_else(|| {
+            let message = "the execution ended without a terminal";
+            let (code, stage) = (FailureCode::Internal, FailureStage::Close);
+            E::failed(0, ExecutionFailure::new(code, stage, ProviderContacted::Unknown, message))
+        });
+        (terminal, stop)
+    }
+}
+
+/// The terminal of a stopped run; none after a disconnect.
+fn terminal_of<E: Output>(stop: Stop, sent: u64, contacted: ProviderContacted) -> Option<E> {
+    match stop {
+        Stop::Disconnected => None,
+        Stop::Cancel(reason) => Some(E::cancelled(0, reason)),
+        Stop::Fail(failure) => Some(E::failed(0, *failure)),
+        Stop::Deadline => {
+            let stage = match (contacted, sent) {
+                (ProviderContacted::No, _) => FailureStage::Admission,
+                // The first message is the start of a run or the head of a tunnel: no output yet.
+                (ProviderContacted::Unknown | ProviderContacted::Yes, 0 | 1) => FailureStage::Prefill,
+                (ProviderContacted::Unknown | ProviderContacted::Yes, _) => FailureStage::Stream,
+            };
+            let message = "the deadline of the request passed";
+            Some(E::failed(0, ExecutionFailure::new(FailureCode::DeadlineExceeded, stage, contacted, message)))
+        }
+    }
+}
+
+fn finish<E: Output>(
+    outbox: &OutboxHandle<ToEdge>,
+    key: RunKey,
+    emitter: &mut Emitter<E>,
+    terminal: Option<E>,
+) -> RunOutcome {
+    let outcome = terminal.as_ref().and_then(Output::outcome);
+    match terminal.and_then(|terminal| emitter.finish(terminal)) {
+        Some(message) => {
+            outbox.push(key, message);
+            outbox.close(key);
+        }
+        None => outbox.discard(key),
+    }
+    outcome.unwrap_or(RunOutcome::Abandoned)
+}

@@ -1,0 +1,46 @@
+//! Decides everything a Node does between an Edge and its providers: connect, register, take work, run it, send it back.
+//!
+//! A Node dials out to an Edge and owns the adapters beside the models. Construct one with `Node::builder`, give it a
+//! connector and a factory (or providers of your own), and `Node::serve` it.
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | [`state`] | handshake, run numbers, emission, dispatch order, reconnect: plain values without clock or task |
+//! | [`adapters`], [`factory`] | which adapter instances there are, and how config becomes one |
+//! | [`upstream`] | which backends the Node may call |
+//! | [`observe`] | what an observer is told |
+//! | [`error`] | how serving ends |
+//! | `node` (feature `driver`) | which Edge to dial and when: the supervisor |
+//! | `session` (feature `driver`) | one connection: timers, messages, tasks of runs |
+//! | `drive`, `run`, `tunnel` (feature `driver`) | one run or tunnel: backpressure, cancel, close grace, deadline |
+//!
+//! The Node opens no listening socket, and retries nothing: one dispatch makes at most one provider call.
+
+pub mod adapters;
+#[cfg(feature = "driver")]
+mod body;
+#[cfg(feature = "driver")]
+mod drive;
+pub mod error;
+pub mod factory;
+#[cfg(feature = "driver")]
+mod install;
+#[cfg(feature = "driver")]
+pub mod node;
+pub mod observe;
+#[cfg(feature = "driver")]
+mod run;
+#[cfg(feature = "driver")]
+mod session;
+pub mod state;
+#[cfg(feature = "driver")]
+mod tunnel;
+pub mod upstream;
+
+pub use error::{NodeError, ServeEnd};
+pub use factory::{AdapterBuildError, AdapterFactory, CUSTOM_KIND, NoFactory};
+#[cfg(feature = "driver")]
+pub use node::{Node, NodeBuilder, NodeStatus, StatusHandle};
+pub use observe::{NoObserver, NodeObserver, RunOutcome, RunPath};
+pub use state::reconnect::{InvalidPolicy, ReconnectPolicy};
+pub use upstream::{AllowUpstream, InvalidRule, UpstreamRefused};

@@ -1,0 +1,91 @@
+//! Decides what a Node tells its observer: closed values and counts, never an id or a text.
+
+use std::fmt;
+
+use iop_execution::{CancelReason, FailureCode};
+use iop_wire::CloseCode;
+
+/// Which wire a piece of work uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "there are two wires")]
+pub enum RunPath {
+    /// A normalised run.
+    Run,
+    /// A tunnel.
+    Tunnel,
+}
+
+impl RunPath {
+    /// The name used in metric labels and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Tunnel => "tunnel",
+        }
+    }
+}
+
+/// How a piece of work ended at the Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "the closed list of terminals, and the end without one")]
+pub enum RunOutcome {
+    /// The connection ended: nothing was sent.
+    Abandoned,
+    /// Cancelled.
+    Cancelled(CancelReason),
+    /// Well.
+    Completed,
+    /// Failed after it was admitted.
+    Failed(FailureCode),
+    /// Refused before it was admitted.
+    Refused(FailureCode),
+}
+
+impl RunOutcome {
+    /// The name used in metric labels and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Abandoned => "abandoned",
+            Self::Cancelled(_) => "cancelled",
+            Self::Completed => "completed",
+            Self::Failed(_) => "failed",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+/// Is told what happens in a Node. Every method does nothing by default; none may block.
+pub trait NodeObserver: fmt::Debug + Send + Sync + 'static {
+    /// A link to an Edge is up; nothing is registered yet.
+    fn connected(&self) {}
+    /// Work may come.
+    fn ready(&self) {}
+    /// A link ended.
+    fn closed(&self, code: CloseCode) {
+        let _ = code;
+    }
+    /// Work was admitted.
+    fn run_started(&self, path: RunPath) {
+        let _ = path;
+    }
+    /// Work ended, or was refused without having started. Its place is free.
+    fn run_ended(&self, path: RunPath, outcome: RunOutcome) {
+        let _ = (path, outcome);
+    }
+    /// Messages of the Edge for runs that were over, told when a connection ends.
+    fn late_messages(&self, count: u64) {
+        let _ = count;
+    }
+    /// Pushes of a provider that came after its run was fenced.
+    fn late_pushes(&self, count: u64) {
+        let _ = count;
+    }
+}
+
+/// Observes nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+impl NodeObserver for NoObserver {}

@@ -1,0 +1,442 @@
+//! Decides what happens on one connection: it feeds the state machines, starts and stops runs, and ends everything that
+//! belongs to the connection before it returns (NOD-5).
+//!
+//! One task reads messages, one timer serves handshake, heartbeat and drain, each run is a task of its own. Nothing of a
+//! run's output passes through here: a run pushes into the outbox that the transport pulls from.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode, Redacted};
+use iop_wire::limits::{FEATURES, MAX_ENVELOPE, MAX_WINDOW, PROTO_MAX, PROTO_MIN};
+use iop_wire::{
+    CloseCode, Drain, Goodbye, Heartbeat, HeartbeatAction, Hello, Incoming, LinkError, NodeConfigPayload, NodeLink,
+    NodeReadyRequest, OutboxHandle, Ping, ProviderReady, RegisterRefusal, RegisterRequest, RunNumber, SequenceCheck,
+    Sequenced, ToEdge, ToNode,
+};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::body::Inbox;
+use crate::drive::Stop;
+use crate::install::apply;
+use crate::node::{Inner, NodeStatus, random_u32};
+use crate::observe::{RunOutcome, RunPath};
+use crate::state::handshake::{Handshake, State, Step};
+use crate::state::reconnect::Reconnect;
+use crate::state::runs::RunTable;
+
+mod dispatch;
+mod outgoing;
+
+/// How long a closed connection is kept so that its Goodbye gets out.
+const GOODBYE_LINGER: Duration = Duration::from_secs(1);
+/// Time for the last terminals to be written once the drain grace has passed and everything was cancelled.
+const DRAIN_FLUSH: Duration = Duration::from_secs(1);
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// The peer said Goodbye.
+    Peer { code: CloseCode, retry_after: Duration },
+    /// The link ended without a Goodbye.
+    Lost,
+    /// This side closes it and says why.
+    Close(CloseCode),
+    /// The registration was refused.
+    Refused(RegisterRefusal),
+    /// Local shutdown. `cancelled`: something still ran when the grace was over.
+    Shutdown { cancelled: bool },
+}
+
+impl End {
+    /// The close code that logs and observers see.
+    pub(crate) const fn code(&self) -> CloseCode {
+        match self {
+            Self::Peer { code, .. } | Self::Close(code) => *code,
+            Self::Lost | Self::Refused(_) => CloseCode::Closed,
+            Self::Shutdown { cancelled: false } => CloseCode::Drained,
+            Self::Shutdown { cancelled: true } => CloseCode::Shutdown,
+        }
+    }
+
+    /// What this side still says.
+    const fn goodbye(&self) -> Option<CloseCode> {
+        match self {
+            Self::Peer { .. } | Self::Lost | Self::Refused(_) => None,
+            Self::Close(_) | Self::Shutdown { .. } => Some(self.code()),
+        }
+    }
+}
+
+/// How a run's task tells the session that the whole connection must close.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Fault(Arc<(OnceLock<CloseCode>, CancellationToken)>);
+
+impl Fault {
+    pub(crate) fn raise(&self, code: CloseCode) {
+        // The first one says why.
+        let _ = self.0.0.set(code);
+        self.0.1.cancel();
+    }
+
+    async fn raised(&self) -> CloseCode {
+        self.0.1.cancelled().await;
+        self.0.0.get().copied().unwrap_or(CloseCode::Closed)
+    }
+}
+
+/// What the session keeps of a run.
+#[derive(Debug)]
+struct RunHandle {
+    stop: Option<oneshot::Sender<Stop>>,
+    inbox: Arc<Inbox>,
+    close_grace: Duration,
+}
+
+impl RunHandle {
+    /// The first reason stands.
+    fn stop(&mut self, reason: Stop) {
+        if let Some(stop) = self.stop.take() {
+            // A run that has ended meanwhile needs no stop.
+            let _ = stop.send(reason);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Finished {
+    number: RunNumber,
+    path: RunPath,
+    outcome: RunOutcome,
+}
+
+/// Work that is being finished after a local shutdown.
+#[derive(Debug)]
+struct Draining {
+    deadline: Instant,
+    cancelled: bool,
+}
+
+type Starting = Pin<Box<dyn Future<Output = Vec<ProviderReady>> + Send>>;
+
+struct Session<'a> {
+    node: &'a Arc<Inner>,
+    outbox: OutboxHandle<ToEdge>,
+    written: Arc<Notify>,
+    handshake: Handshake,
+    heartbeat: Heartbeat,
+    sequence: SequenceCheck,
+    runs: RunTable<RunHandle>,
+    tasks: JoinSet<Finished>,
+    fault: Fault,
+    revision: u64,
+    starting: Option<Starting>,
+    draining: Option<Draining>,
+    reconnect: &'a mut Reconnect,
+}
+
+/// Serves one connection until it ends. Every run of it is over when this returns.
+pub(crate) async fn serve(
+    node: &Arc<Inner>,
+    link: NodeLink,
+    ordinal: u64,
+    reconnect: &mut Reconnect,
+    shutdown: &CancellationToken,
+) -> End {
+    let now = now();
+    let mut profile = node.heartbeat;
+    let shift = (profile.interval.as_nanos() * u128::from(random_u32())) >> 32;
+    profile.first_shift = Duration::from_nanos(u64::try_from(shift).unwrap_or(0));
+    let mut session = Session {
+        node,
+        outbox: OutboxHandle::new(),
+        written: Arc::new(Notify::new()),
+        handshake: Handshake::new(now),
+        heartbeat: Heartbeat::new(now, profile),
+        sequence: SequenceCheck::default(),
+        runs: RunTable::new(),
+        tasks: JoinSet::new(),
+        fault: Fault::default(),
+        revision: 0,
+        starting: None,
+        draining: None,
+        reconnect,
+    };
+    node.observer.connected();
+    node.set_status(NodeStatus::Registering);
+    let peer = link.peer().address;
+    tracing::info!(?peer, ordinal, "connected to the Edge");
+    let outgoing = outgoing::until_goodbye(session.outbox.outgoing(), Arc::clone(&session.written));
+    let mut incoming = link.start(outgoing);
+    let end = match session.hello(ordinal) {
+        Ok(()) => session.run(&mut incoming, shutdown).await,
+        Err(end) => end,
+    };
+    session.close(end, incoming).await
+}
+
+impl Session<'_> {
+    fn hello(&self, connection_ordinal: u64) -> Result<(), End> {
+        self.control(ToEdge::Hello(Hello {
+            proto_min: PROTO_MIN,
+            proto_max: PROTO_MAX,
+            features: FEATURES.iter().map(|feature| (*feature).to_owned()).collect(),
+            node_version: self.node.version.clone(),
+            instance_id: self.node.instance_id,
+            connection_ordinal,
+            max_envelope: u32::try_from(MAX_ENVELOPE).unwrap_or(u32::MAX),
+        }))
+    }
+
+    fn control(&self, message: ToEdge) -> Result<(), End> {
+        self.outbox.push_control(message).map_err(|_| End::Close(CloseCode::ControlOverflow))
+    }
+
+    async fn run(&mut self, incoming: &mut Incoming<ToNode>, shutdown: &CancellationToken) -> End {
+        let written = Arc::clone(&self.written);
+        let fault = self.fault.clone();
+        let mut timer = pin!(sleep_until(self.poll_timeout().into()));
+        loop {
+            let due = self.poll_timeout().into();
+            if timer.deadline() != due {
+                timer.as_mut().reset(due);
+            }
+            if let Some(end) = self.drained() {
+                return end;
+            }
+            let result = tokio::select! {
+                () = shutdown.cancelled(), if self.draining.is_none() => self.drain(),
+                item = incoming.next() => self.receive(item),
+                providers = started(&mut self.starting), if self.starting.is_some() => self.started(providers),
+                Some(finished) = self.tasks.join_next(), if !self.tasks.is_empty() => self.finished(finished),
+                () = timer.as_mut() => self.timeout(now()),
+                code = fault.raised() => Err(End::Close(code)),
+                () = written.notified(), if self.draining.is_some() => Ok(()),
+            };
+            if let Err(end) = result {
+                return end;
+            }
+        }
+    }
+
+    fn poll_timeout(&self) -> Instant {
+        let mut due = self.heartbeat.poll_timeout();
+        if let Some(deadline) = self.handshake.poll_timeout() {
+            due = due.min(deadline);
+        }
+        if let Some(draining) = &self.draining {
+            due = due.min(draining.deadline);
+        }
+        due
+    }
+
+    fn timeout(&mut self, now: Instant) -> Result<(), End> {
+        if let Some(code) = self.handshake.handle_timeout(now) {
+            return Err(End::Close(code));
+        }
+        while let Some(action) = self.heartbeat.handle_timeout(now) {
+            match action {
+                HeartbeatAction::Ping(nonce) => self.control(ToEdge::Ping(Ping { nonce }))?,
+                HeartbeatAction::Dead => return Err(End::Close(CloseCode::HeartbeatTimeout)),
+            }
+        }
+        let Some(draining) = self.draining.as_mut().filter(|draining| draining.deadline <= now) else { return Ok(()) };
+        if draining.cancelled {
+            return Err(End::Shutdown { cancelled: true });
+        }
+        let mut longest = Duration::ZERO;
+        for (_, handle) in self.runs.iter_mut() {
+            handle.stop(Stop::Cancel(CancelReason::Drain));
+            longest = longest.max(handle.close_grace);
+        }
+        draining.cancelled = true;
+        draining.deadline = now + longest + DRAIN_FLUSH;
+        Ok(())
+    }
+
+    /// Local shutdown: no new work; what runs may finish.
+    fn drain(&mut self) -> Result<(), End> {
+        if !self.handshake.drain() {
+            return Err(End::Shutdown { cancelled: false });
+        }
+        let grace = self.node.drain_grace;
+        tracing::info!(runs = self.runs.len(), grace_ms = grace.as_millis(), "draining");
+        self.node.set_status(NodeStatus::Draining);
+        self.draining = Some(Draining { deadline: now() + grace, cancelled: false });
+        self.control(ToEdge::Drain(Drain { deadline_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX) }))
+    }
+
+    /// The end, once everything that ran has ended and what it sent is written.
+    fn drained(&self) -> Option<End> {
+        let draining = self.draining.as_ref()?;
+        let done = self.runs.is_empty() && self.tasks.is_empty() && self.outbox.open_runs() == 0;
+        done.then_some(End::Shutdown { cancelled: draining.cancelled })
+    }
+
+    fn receive(&mut self, item: Option<Result<Sequenced<ToNode>, LinkError>>) -> Result<(), End> {
+        let message = match item {
+            None => return Err(End::Lost),
+            Some(Ok(received)) => {
+                self.in_order(received.seq)?;
+                received.message
+            }
+            Some(Err(LinkError::MalformedRun { seq, run, problem })) => {
+                self.in_order(seq)?;
+                return self.malformed(run, problem);
+            }
+            Some(Err(LinkError::Transport(problem))) => {
+                tracing::info!(%problem, "the link broke");
+                return Err(End::Lost);
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the Edge broke the protocol");
+                return Err(End::Close(CloseCode::ProtocolViolation));
+            }
+        };
+        let step = self.handshake.handle(message, now()).map_err(|violation| {
+            tracing::warn!(%violation, "the Edge broke the protocol");
+            End::Close(violation.close_code())
+        })?;
+        match step {
+            Step::Pass(message) => self.dispatch(message),
+            Step::Register { max_envelope: _ } => self.register(),
+            Step::Start(config) => {
+                self.start(config);
+                Ok(())
+            }
+            Step::Refused(refusal) => Err(End::Refused(refusal)),
+            Step::Ready { lease_generation: _ } => {
+                tracing::info!(revision = self.revision, "ready");
+                self.reconnect.ready(now());
+                self.node.set_status(NodeStatus::Ready);
+                self.node.observer.ready();
+                Ok(())
+            }
+            Step::NeverReady => {
+                tracing::warn!("the Edge will not use this connection");
+                Err(End::Lost)
+            }
+        }
+    }
+
+    fn in_order(&mut self, seq: u64) -> Result<(), End> {
+        self.sequence.accept(seq).map_err(|error| {
+            tracing::warn!(%error, "the Edge broke the order of messages");
+            End::Close(CloseCode::ProtocolViolation)
+        })
+    }
+
+    /// W17: a message of one run that can't be understood ends that run. A request that can't be understood leaves open
+    /// which answer its sender expects, so it ends the connection.
+    fn malformed(&mut self, number: RunNumber, problem: &'static str) -> Result<(), End> {
+        tracing::warn!(run = %number, problem, "the Edge sent a message of a run that can't be understood");
+        match self.runs.find(number) {
+            Ok(Some(handle)) => {
+                handle.stop(Stop::Fail(Box::new(ExecutionFailure::refused(FailureCode::Internal, problem))));
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Err(_) => Err(End::Close(CloseCode::ProtocolViolation)),
+        }
+    }
+
+    fn register(&self) -> Result<(), End> {
+        self.control(ToEdge::Register(RegisterRequest {
+            token: Redacted::new(self.node.token.expose().clone()),
+            recipient_key: bytes::Bytes::new(),
+            inventory: self.node.inventory(),
+            claimed_node_id: self.node.claimed_node_id.clone(),
+        }))
+    }
+
+    fn start(&mut self, config: NodeConfigPayload) {
+        if let Some(node_id) = self.handshake.node_id() {
+            tracing::info!(%node_id, revision = config.revision, providers = config.providers.len(), "registered");
+        }
+        self.revision = config.revision;
+        self.node.set_status(NodeStatus::Starting);
+        let node = Arc::clone(self.node);
+        self.starting = Some(Box::pin(async move { apply(&node, &config).await }));
+    }
+
+    fn started(&mut self, providers: Vec<ProviderReady>) -> Result<(), End> {
+        self.starting = None;
+        let Some(node_id) = self.handshake.node_id().cloned() else { return Ok(()) };
+        self.handshake.started(now());
+        self.control(ToEdge::Ready(NodeReadyRequest { node_id, config_revision: self.revision, providers }))
+    }
+
+    fn finished(&mut self, finished: Result<Finished, tokio::task::JoinError>) -> Result<(), End> {
+        let Finished { number, path, outcome } = finished.map_err(|error| {
+            // Provider panics are caught inside; this is ours, and a run is left without a terminal: only the end of the
+            // connection gives it one.
+            tracing::error!(panic = error.is_panic(), "a run's task ended without an outcome");
+            End::Close(CloseCode::Restart)
+        })?;
+        self.runs.finish(number);
+        tracing::debug!(run = %number, path = path.as_str(), outcome = outcome.as_str(), "run ended");
+        self.node.observer.run_ended(path, outcome);
+        Ok(())
+    }
+
+    /// Ends everything that belongs to the connection, then returns.
+    async fn close(mut self, end: End, mut incoming: Incoming<ToNode>) -> End {
+        let code = end.code();
+        tracing::info!(%code, state = self.handshake.state().as_str(), runs = self.runs.len(), "connection ended");
+        self.starting = None;
+        let goodbye = end.goodbye();
+        if let Some(code) = goodbye {
+            // A full queue belongs to a peer that reads nothing: there is nobody to say it to.
+            let _ = self.outbox.push_control(ToEdge::Goodbye(Goodbye { code, retry_after_ms: 0 }));
+        }
+        for (number, handle) in self.runs.iter_mut() {
+            handle.stop(Stop::Disconnected);
+            handle.inbox.abort();
+            self.outbox.discard(iop_wire::RunKey(number.0));
+        }
+        if goodbye.is_some() && code != CloseCode::HeartbeatTimeout {
+            self.outbox.finish();
+            let flushed = async { while let Some(Ok(_)) = incoming.next().await {} };
+            // Whether the peer took it in time changes nothing.
+            let _ = timeout(GOODBYE_LINGER, flushed).await;
+        }
+        drop(incoming);
+        self.outbox.abort();
+        // Each run ends within its close grace (NOD-5).
+        while let Some(finished) = self.tasks.join_next().await {
+            let _ = self.finished(finished);
+        }
+        if self.runs.late() > 0 {
+            self.node.observer.late_messages(self.runs.late());
+        }
+        self.node.observer.closed(code);
+        end
+    }
+
+    fn takes_new_work(&self) -> bool {
+        self.handshake.state() == State::Ready && self.draining.is_none()
+    }
+}
+
+async fn started(starting: &mut Option<Starting>) -> Vec<ProviderReady> {
+    match starting {
+        Some(starting) => starting.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The driver's clock; virtual in tests.
+pub(crate) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// Bounds of a dispatch that concern the connection, not the run.
+const fn window_is_legal(window: u32) -> bool {
+    window <= MAX_WINDOW
+}

@@ -1,0 +1,235 @@
+//! Decides what each message of a ready connection does.
+
+use std::sync::Arc;
+
+use iop_execution::execution::Emit;
+use iop_execution::{ExecutionFailure, FailureCode, FailureStage, ProviderContacted, RunEvent, TunnelFrame};
+use iop_wire::{
+    CloseCode, CommandRequest, CommandResponse, ConfigAck, ConfigUpdate, DispatchHead, Pong, RequestChunk, RunDispatch,
+    RunKey, RunNumber, ToEdge, ToNode, TunnelDispatch,
+};
+use tokio::sync::oneshot;
+
+use super::{End, Finished, RunHandle, Session, now, window_is_legal};
+use crate::body::{BodyStream, Inbox};
+use crate::drive::{Control, Stop, Work};
+use crate::observe::{RunOutcome, RunPath};
+use crate::state::admit::{Admitted, admit};
+use crate::state::emit::{Emitter, Output};
+use crate::state::runs::{ChunkStep, RunViolation};
+use crate::{run, tunnel};
+
+enum Request {
+    Run(RunDispatch),
+    Tunnel(TunnelDispatch),
+}
+
+impl Request {
+    const fn head(&self) -> &DispatchHead {
+        match self {
+            Self::Run(request) => &request.head,
+            Self::Tunnel(request) => &request.head,
+        }
+    }
+
+    const fn path(&self) -> RunPath {
+        match self {
+            Self::Run(_) => RunPath::Run,
+            Self::Tunnel(_) => RunPath::Tunnel,
+        }
+    }
+
+    fn failed(&self, number: RunNumber, failure: ExecutionFailure) -> ToEdge {
+        match self {
+            Self::Run(_) => RunEvent::failed(0, failure).into_message(number),
+            Self::Tunnel(_) => TunnelFrame::failed(0, failure).into_message(number),
+        }
+    }
+}
+
+impl From<RunViolation> for End {
+    fn from(violation: RunViolation) -> Self {
+        tracing::warn!(%violation, "the Edge broke the protocol");
+        Self::Close(CloseCode::ProtocolViolation)
+    }
+}
+
+impl Session<'_> {
+    pub(super) fn dispatch(&mut self, message: ToNode) -> Result<(), End> {
+        match message {
+            ToNode::Run(request) => self.begin(Request::Run(request)),
+            ToNode::Tunnel(request) => self.begin(Request::Tunnel(request)),
+            ToNode::Chunk(chunk) => self.chunk(chunk),
+            ToNode::Credit(number, bytes) => {
+                // A run that has ended here may still have output that waits for this credit.
+                if self.outbox.key_of(number).is_none() {
+                    self.runs.find(number)?;
+                }
+                self.outbox.grant(RunKey(number.0), bytes).map_err(|error| {
+                    tracing::warn!(%error, run = %number, "the Edge broke the protocol");
+                    End::Close(CloseCode::FlowControl)
+                })
+            }
+            ToNode::Cancel(number, reason) => {
+                if let Some(handle) = self.runs.find(number)? {
+                    handle.stop(Stop::Cancel(reason));
+                }
+                Ok(())
+            }
+            ToNode::Command(request) => self.command(request),
+            ToNode::ConfigUpdate(update) => self.config_update(&update),
+            ToNode::Ping(ping) => self.control(ToEdge::Pong(Pong { nonce: ping.nonce, edge_time_ms: 0 })),
+            ToNode::Pong(pong) => {
+                self.heartbeat.handle_pong(now(), pong.nonce);
+                Ok(())
+            }
+            ToNode::Drain(drain) => {
+                tracing::info!(deadline_ms = drain.deadline_ms, "the Edge is going down");
+                Ok(())
+            }
+            ToNode::Goodbye(goodbye) => {
+                let retry_after = std::time::Duration::from_millis(u64::from(goodbye.retry_after_ms));
+                Err(End::Peer { code: goodbye.code, retry_after })
+            }
+            // The handshake lets nothing else pass.
+            _ => Err(End::Close(CloseCode::ProtocolViolation)),
+        }
+    }
+
+    /// A request arrived: receipt first (WIR-14), then the checks, then a task of its own.
+    fn begin(&mut self, request: Request) -> Result<(), End> {
+        let head = request.head();
+        let (number, path, run_id) = (head.run, request.path(), head.run_id);
+        self.runs.begin(number)?;
+        if !window_is_legal(head.window) {
+            tracing::warn!(run = %number, "the Edge granted more credit than a run may have");
+            return Err(End::Close(CloseCode::FlowControl));
+        }
+        let key = self.outbox.open(number, head.window);
+        self.outbox
+            .push_run_control(key, ToEdge::Accepted(number))
+            .map_err(|_| End::Close(CloseCode::ControlOverflow))?;
+        let admitted = admit(head, &self.node.adapters(), !self.takes_new_work());
+        let admitted = match admitted {
+            Ok(admitted) => admitted,
+            Err(failure) => {
+                tracing::debug!(run = %number, %run_id, path = path.as_str(), code = %failure.code, "refused");
+                let code = failure.code;
+                self.outbox.push(key, request.failed(number, failure));
+                self.outbox.close(key);
+                self.node.observer.run_ended(path, RunOutcome::Refused(code));
+                return Ok(());
+            }
+        };
+        tracing::debug!(run = %number, %run_id, path = path.as_str(), provider = %head.provider_id, "run started");
+        self.node.observer.run_started(path);
+        self.spawn(request, number, key, admitted);
+        Ok(())
+    }
+
+    fn spawn(&mut self, request: Request, number: RunNumber, key: RunKey, admitted: Admitted) {
+        let body_len = request.head().body_len;
+        let inbox = Inbox::new(body_len == 0);
+        let (stop, stopped) = oneshot::channel();
+        let body = BodyStream {
+            inbox: Arc::clone(&inbox),
+            number,
+            key,
+            outbox: self.outbox.clone(),
+            fault: self.fault.clone(),
+        };
+        let close_grace = admitted.adapter.close_grace();
+        self.runs.open(number, body_len, RunHandle { stop: Some(stop), inbox, close_grace });
+        let path = request.path();
+        match request {
+            Request::Run(RunDispatch { head }) => {
+                let provider = Arc::clone(admitted.adapter.provider());
+                let stall_timeout = admitted.stall_timeout;
+                let work = self.work(number, key, stopped, admitted);
+                self.tasks.spawn(async move {
+                    let outcome = run::execute(work, provider, head, stall_timeout, body).await;
+                    Finished { number, path, outcome }
+                });
+            }
+            Request::Tunnel(dispatch) => {
+                let provider = Arc::clone(admitted.adapter.provider());
+                let stall_timeout = admitted.stall_timeout;
+                let work = self.work(number, key, stopped, admitted);
+                self.tasks.spawn(async move {
+                    let outcome = tunnel::execute(work, provider, dispatch, stall_timeout, body).await;
+                    Finished { number, path, outcome }
+                });
+            }
+        }
+    }
+
+    fn work<E: Output>(
+        &self,
+        number: RunNumber,
+        key: RunKey,
+        stopped: oneshot::Receiver<Stop>,
+        admitted: Admitted,
+    ) -> Work<E> {
+        Work {
+            outbox: self.outbox.clone(),
+            key,
+            control: Control::new(stopped, admitted.deadline),
+            emitter: Emitter::new(number),
+            permit: admitted.permit,
+            close_grace: admitted.adapter.close_grace(),
+            observer: Arc::clone(&self.node.observer),
+        }
+    }
+
+    fn chunk(&mut self, chunk: RequestChunk) -> Result<(), End> {
+        let number = chunk.run;
+        match self.runs.chunk(number, chunk.data.len() as u64, chunk.last)? {
+            ChunkStep::Late => Ok(()),
+            ChunkStep::Broken => {
+                tracing::warn!(run = %number, "the request body has not the announced length");
+                if let Some(handle) = self.runs.get_mut(number) {
+                    handle.stop(Stop::Fail(Box::new(ExecutionFailure::new(
+                        FailureCode::Internal,
+                        FailureStage::Admission,
+                        ProviderContacted::Unknown,
+                        "the request body has not the announced length",
+                    ))));
+                    handle.inbox.abort();
+                }
+                Ok(())
+            }
+            ChunkStep::Deliver { complete } => {
+                let Some(handle) = self.runs.get_mut(number) else { return Ok(()) };
+                let grant = handle.inbox.receive(chunk, complete).map_err(|error| {
+                    tracing::warn!(%error, run = %number, "the Edge broke the protocol");
+                    End::Close(CloseCode::FlowControl)
+                })?;
+                let Some(grant) = grant else { return Ok(()) };
+                self.outbox
+                    .push_run_control(RunKey(number.0), ToEdge::Credit(number, grant))
+                    .map_err(|_| End::Close(CloseCode::ControlOverflow))
+            }
+        }
+    }
+
+    fn command(&self, request: CommandRequest) -> Result<(), End> {
+        let failure = ExecutionFailure::refused(FailureCode::Unsupported, "this Node answers no commands");
+        let CommandRequest { command_id, session_id, .. } = request;
+        self.control(ToEdge::CommandResponse(CommandResponse { command_id, session_id, outcome: Err(failure) }))
+    }
+
+    /// W13: an update that is not newer changes nothing and is told what is in force.
+    fn config_update(&self, update: &ConfigUpdate) -> Result<(), End> {
+        let seen_revision = update.config.revision;
+        let error = match seen_revision.cmp(&self.revision) {
+            std::cmp::Ordering::Less => "older than the config in force",
+            std::cmp::Ordering::Equal => "",
+            std::cmp::Ordering::Greater => "unsupported",
+        };
+        self.control(ToEdge::ConfigAck(ConfigAck {
+            seen_revision,
+            applied_revision: self.revision,
+            error: error.to_owned(),
+        }))
+    }
+}

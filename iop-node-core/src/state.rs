@@ -1,0 +1,15 @@
+//! Decides everything about a Node that needs no clock, task or socket: plain values that are told what happened.
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | [`handshake`] | which message may come when, from Hello to Ready |
+//! | [`runs`] | which run numbers are new, open, or over, and whether a body keeps its announced length |
+//! | [`emit`] | what a run sends: numbered pieces of bounded size, then one terminal |
+//! | [`admit`] | in which order a dispatch is checked |
+//! | [`reconnect`] | how long to wait before the next connection, and when to give up |
+
+pub mod admit;
+pub mod emit;
+pub mod handshake;
+pub mod reconnect;
+pub mod runs;

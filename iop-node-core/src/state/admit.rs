@@ -1,0 +1,88 @@
+//! Decides in which order a dispatch is checked, and what each refusal says (NOD-3).
+//!
+//! 1. the stall timeout and the deadline are legal, before any lookup (EXE-13);
+//! 2. the Node takes new work, the request body is not too large, the adapter key is known and takes this target;
+//! 3. there is no credential lease: managed credentials are not part of this build, so one is refused and never ignored;
+//! 4. a place is free: the permit it gives is the proof that opening a lease will ask for.
+//!
+//! Nothing before (4) has a side effect, and whoever drops the permit frees the place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use iop_credential_lease::AdmissionProof;
+use iop_execution::{ExecutionFailure, FailureCode, FailureStage, GatePermit, ProviderContacted, StallTimeout};
+use iop_wire::DispatchHead;
+
+use crate::adapters::{Adapter, Adapters};
+use crate::state::runs::MAX_BODY_BYTES;
+
+/// Longest hard deadline a request may ask for: 7 days.
+pub const MAX_DEADLINE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
+
+/// One place on an adapter instance, held until its provider call has returned or was dropped (NOD-4).
+#[derive(Debug)]
+#[must_use = "dropping a permit frees its place"]
+pub struct CapacityPermit {
+    _place: GatePermit,
+}
+
+impl AdmissionProof for CapacityPermit {}
+
+/// A dispatch that passed every check.
+#[derive(Debug)]
+pub struct Admitted {
+    /// Who runs it.
+    pub adapter: Arc<Adapter>,
+    /// Its place.
+    pub permit: CapacityPermit,
+    /// The effective stall timeout, never 0.
+    pub stall_timeout: StallTimeout,
+    /// Hard deadline from receipt.
+    pub deadline: Option<Duration>,
+}
+
+/// Checks a dispatch in the order of NOD-3.
+///
+/// # Errors
+/// The typed failure that becomes the run's terminal. It always says that the provider was not contacted.
+pub fn admit(head: &DispatchHead, adapters: &Adapters, draining: bool) -> Result<Admitted, ExecutionFailure> {
+    let stall_timeout = StallTimeout::from_ms(head.response_stall_timeout_ms)
+        .map_err(|error| ExecutionFailure::refused(FailureCode::InvalidRequest, error.to_string()))?;
+    let deadline = match head.deadline_ms {
+        0 => None,
+        ms if ms <= MAX_DEADLINE_MS => Some(Duration::from_millis(ms)),
+        ms => {
+            let message = format!("deadline_ms is {ms}; it must be 0 (none) or 1 to {MAX_DEADLINE_MS}");
+            return Err(ExecutionFailure::refused(FailureCode::InvalidRequest, message));
+        }
+    };
+    if draining {
+        return Err(ExecutionFailure::refused(FailureCode::Draining, "the Node takes no new work"));
+    }
+    if head.body_len > MAX_BODY_BYTES {
+        return Err(ExecutionFailure::refused(FailureCode::InvalidRequest, "the request body is larger than 32 MiB"));
+    }
+    let adapter = adapters
+        .by_key(&head.adapter)
+        .filter(|adapter| adapter.provider_id() == &head.provider_id && !adapter.is_draining())
+        .ok_or_else(|| ExecutionFailure::refused(FailureCode::UnknownAdapter, "the Node has no such adapter"))?;
+    if !adapter.serves(&head.target) {
+        return Err(ExecutionFailure::refused(FailureCode::UnknownTarget, "the adapter has no such target"));
+    }
+    if !head.credential_lease.expose().is_empty() {
+        return Err(ExecutionFailure::new(
+            FailureCode::CredentialRejected,
+            FailureStage::Credential,
+            ProviderContacted::No,
+            "this Node takes no credential leases",
+        ));
+    }
+    let Some(place) = adapter.gate().try_enter() else {
+        return Err(ExecutionFailure::refused(FailureCode::Busy, "every place of the adapter is taken"));
+    };
+    Ok(Admitted { adapter: Arc::clone(adapter), permit: CapacityPermit { _place: place }, stall_timeout, deadline })
+}
+
+#[cfg(test)]
+mod tests;

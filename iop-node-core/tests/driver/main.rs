@@ -1,0 +1,14 @@
+//! Decides nothing: a Node driven by a scripted Edge that speaks raw messages over a memory link, in virtual time.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod commands;
+mod flow;
+mod handshake;
+mod liveness;
+mod reconnect;
+mod runs;
+mod shutdown;
+mod stops;
+mod support;
+mod violations;

@@ -1,0 +1,150 @@
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use iop_execution::testkit::{Script, ScriptedProvider};
+use iop_execution::{CancelReason, FailureCode, RunEventKind};
+use iop_node_core::ServeEnd;
+use iop_wire::*;
+use tokio::time::Instant;
+
+use crate::support::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_finishes_what_runs_refuses_what_is_new_then_says_goodbye() {
+    // NOD-8, BIN-5
+    let script = Script::text("a").wait(Duration::from_secs(20)).delta("b");
+    let (mut node, calls) = Harness::scripted(ScriptedProvider::new(script));
+    let mut conn = node.ready().await;
+    conn.run(1).await;
+    assert_eq!(conn.event(1).await.kind, RunEventKind::Start);
+    node.shutdown.cancel();
+    let mut drained = None;
+    while drained.is_none() {
+        if let ToEdge::Drain(drain) = conn.next().await {
+            drained = Some(drain);
+        }
+    }
+    assert_eq!(drained, Some(Drain { deadline_ms: 30_000 }));
+    conn.run(2).await;
+    assert_eq!(conn.failure(2).await.code, FailureCode::Draining);
+    assert!(matches!(conn.rest(1).await.pop(), Some(RunEventKind::Complete(_))), "what ran finished");
+    conn.expect_goodbye(CloseCode::Drained).await;
+    drop(conn);
+    assert_eq!(node.end().await, Ok(ServeEnd::Drained));
+    assert_eq!((calls.counts().stops, calls.counts().calls), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_still_runs_after_the_grace_is_cancelled_and_told_so() {
+    // NOD-8
+    let (mut node, calls) =
+        Harness::scripted(ScriptedProvider::new(Script::text("a").hang()).then(Script::new().ignore_cancel()));
+    let mut conn = node.ready().await;
+    conn.run(1).await;
+    assert_eq!(conn.event(1).await.kind, RunEventKind::Start);
+    assert!(matches!(conn.event(1).await.kind, RunEventKind::Delta(_)));
+    conn.run(2).await;
+    assert_eq!(conn.event(2).await.kind, RunEventKind::Start);
+    let began = Instant::now();
+    node.shutdown.cancel();
+    assert!(matches!(conn.next().await, ToEdge::Drain(_)));
+    assert_eq!(conn.rest(1).await, [RunEventKind::Cancelled(CancelReason::Drain)]);
+    assert_eq!(began.elapsed(), Duration::from_secs(30));
+    assert_eq!(conn.rest(2).await, [RunEventKind::Cancelled(CancelReason::Drain)]);
+    assert_eq!(began.elapsed(), Duration::from_secs(35), "and its close grace");
+    conn.expect_goodbye(CloseCode::Shutdown).await;
+    drop(conn);
+    assert_eq!(node.end().await, Ok(ServeEnd::Cancelled));
+    assert_eq!(calls.counts().active, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edge_that_reads_nothing_can_not_hold_up_a_shutdown() {
+    // BIN-5
+    let (mut node, _) = Harness::scripted(ScriptedProvider::new(Script::text("x".repeat(200_000))));
+    let mut conn = node.ready().await;
+    conn.run(1).await;
+    settle().await;
+    let began = Instant::now();
+    node.shutdown.cancel();
+    let record = Arc::clone(&node.record);
+    let end = node.end().await;
+    assert_eq!(end, Ok(ServeEnd::Cancelled));
+    assert!(began.elapsed() <= Duration::from_secs(37), "{:?}", began.elapsed());
+    assert!(record.lines().iter().any(|line| line.starts_with("closed")));
+    drop(conn);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_before_ready_ends_at_once() {
+    // NOD-8
+    let (mut node, _) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
+    let mut conn = node.accept().await;
+    conn.hello().await;
+    node.shutdown.cancel();
+    conn.expect_goodbye(CloseCode::Drained).await;
+    drop(conn);
+    assert_eq!(node.end().await, Ok(ServeEnd::Drained));
+}
+
+/// Keeps every field of every log line.
+#[derive(Default, Clone)]
+struct Log(Arc<Mutex<String>>);
+
+impl tracing::field::Visit for Log {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        use std::fmt::Write;
+        write!(self.0.lock().unwrap(), "{field}={value:?} ").unwrap();
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_token_prompt_output_or_query_is_ever_logged() {
+    // CRD-9
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let (mut node, _) = Harness::scripted(ScriptedProvider::new(Script::text("SENTINEL-OUTPUT")).with_tunnels());
+    let mut conn = node.accept().await;
+    let refused = ProviderConfig {
+        base_url: "http://127.0.0.1/?key=SENTINEL-URL".into(),
+        auth: "env:SENTINEL-AUTH".into(),
+        provider_id: iop_execution::ProviderId::new("q").unwrap(),
+        adapter: iop_execution::AdapterKey::new("b").unwrap(),
+        ..config()
+    };
+    conn.register(vec![config(), refused]).await;
+    conn.get_ready().await;
+    conn.run(1).await;
+    conn.rest(1).await;
+    conn.send(tunnel(2, 15));
+    conn.send(chunk(2, "SENTINEL-PROMPT", true));
+    conn.expect_accepted(2).await;
+    while !conn.frame(2).await.is_terminal() {}
+    conn.send(ToNode::Run(RunDispatch { head: DispatchHead { body_len: 2, ..head(3) } }));
+    conn.send(chunk(3, "SENTINEL", true));
+    conn.expect_accepted(3).await;
+    conn.failure(3).await;
+    node.shutdown.cancel();
+    conn.expect_goodbye(CloseCode::Drained).await;
+    drop(conn);
+    node.end().await.unwrap();
+    let text = log.0.lock().unwrap().clone();
+    assert!(text.contains("provider left out") && text.contains("node_id=node"), "{text}");
+    assert!(!text.contains("SENTINEL"), "{text}");
+}

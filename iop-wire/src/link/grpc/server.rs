@@ -1,0 +1,361 @@
+//! Decides how an Edge takes connections: bounded handshakes, one link for each call, nothing kept for a link that ended.
+
+use std::fmt;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_core::Stream;
+use hyper::body::Incoming as RequestBody;
+use hyper::server::conn::http2::Builder;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls_pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::server::{Grpc, StreamingService};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::codec::EnvelopeCodec;
+use super::{ALPN, Decoded, Guard, SESSION, Shared, Written, poll_received, prepare, reason};
+use crate::limits::{
+    ACCEPT_QUEUE, CLOSE_LINGER, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, HANDSHAKE_TIMEOUT,
+    MAX_CONFIG_ENVELOPE, MAX_ENVELOPE, SESSIONS_PER_CONNECTION,
+};
+use crate::link::{EdgeLink, Incoming, Link, Outgoing, PeerIdentity};
+use crate::message::{Sequenced, ToEdge, ToNode};
+
+/// Wait after the system refused to accept: it is out of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Largest header list of a request, in bytes.
+const MAX_REQUEST_HEADERS: u32 = 16 * 1024;
+
+/// Reads a workload identity out of a verified chain of certificates, leaf first.
+pub type IdentityOf = fn(&[CertificateDer<'_>]) -> Option<String>;
+
+/// Takes the connections of Nodes.
+pub struct GrpcListener {
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    identity: IdentityOf,
+}
+
+impl fmt::Debug for GrpcListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrpcListener")
+            .field("address", &self.listener.local_addr().ok())
+            .field("tls", &self.tls.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl GrpcListener {
+    /// Takes connections without TLS.
+    #[must_use]
+    pub fn new(listener: TcpListener) -> Self {
+        Self { listener, tls: None, identity: |_| None }
+    }
+
+    /// With TLS. The configuration's ALPN list is set to HTTP/2; whether certificates of clients are asked for and checked
+    /// is its own.
+    #[must_use]
+    pub fn with_tls(mut self, config: Arc<rustls::ServerConfig>) -> Self {
+        let mut config = Arc::unwrap_or_clone(config);
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        self.tls = Some(TlsAcceptor::from(Arc::new(config)));
+        self
+    }
+
+    /// With identities of peers read by `identity` out of the certificates that TLS verified.
+    #[must_use]
+    pub fn with_identity(mut self, identity: IdentityOf) -> Self {
+        self.identity = identity;
+        self
+    }
+
+    /// Takes connections until `shutdown`, then waits for those that are open. `on_link` gets each link and must return at
+    /// once: it is the place to spawn a session.
+    ///
+    /// Dropping the future closes every connection.
+    pub async fn serve(self, on_link: impl Fn(EdgeLink) + Send + Sync + 'static, shutdown: CancellationToken) {
+        let Self { listener, tls, identity } = self;
+        let handler = Arc::new(Handler { on_link: Box::new(on_link), identity, shutdown: shutdown.clone() });
+        let handshakes = Arc::new(Semaphore::new(ACCEPT_QUEUE));
+        let mut connections = JoinSet::new();
+        loop {
+            // Whoever finds no place waits in the system's queue.
+            let accepted = async {
+                let permit = Arc::clone(&handshakes).acquire_owned().await.ok()?;
+                Some((permit, listener.accept().await))
+            };
+            let (permit, accepted) = tokio::select! {
+                () = shutdown.cancelled() => break,
+                _ = connections.join_next(), if !connections.is_empty() => continue,
+                accepted = accepted => match accepted {
+                    Some(accepted) => accepted,
+                    None => break,
+                },
+            };
+            match accepted {
+                Ok((socket, address)) => {
+                    let handler = Arc::clone(&handler);
+                    let tls = tls.clone();
+                    connections.spawn(async move {
+                        let peer = PeerIdentity::new(Some(address), None);
+                        if let Err(reason) = handler.connection(socket, tls, peer, permit).await {
+                            tracing::debug!(%address, reason, "a connection was closed");
+                        }
+                    });
+                }
+                Err(error) => {
+                    drop(permit);
+                    tracing::warn!(reason = reason::of(&error), "no connection could be accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(listener);
+        while connections.join_next().await.is_some() {}
+    }
+}
+
+/// Takes connections on `listener` until `shutdown`, with TLS if it is given: see [`GrpcListener`].
+pub async fn serve_edge(
+    listener: TcpListener,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    on_link: impl Fn(EdgeLink) + Send + Sync + 'static,
+    shutdown: CancellationToken,
+) {
+    let listener = GrpcListener::new(listener);
+    let listener = match tls {
+        Some(config) => listener.with_tls(config),
+        None => listener,
+    };
+    listener.serve(on_link, shutdown).await;
+}
+
+struct Handler {
+    on_link: Box<dyn Fn(EdgeLink) + Send + Sync>,
+    identity: IdentityOf,
+    shutdown: CancellationToken,
+}
+
+impl Handler {
+    async fn connection(
+        self: &Arc<Self>,
+        socket: TcpStream,
+        tls: Option<TlsAcceptor>,
+        mut peer: PeerIdentity,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<(), String> {
+        prepare(&socket).map_err(|error| reason::of(&error))?;
+        let Some(tls) = tls else {
+            return self.http2(socket, peer, permit).await;
+        };
+        let stream = timeout(HANDSHAKE_TIMEOUT, tls.accept(socket))
+            .await
+            .map_err(|_| "the TLS handshake timed out".to_owned())?
+            .map_err(|error| reason::of(&error))?;
+        peer.identity = stream.get_ref().1.peer_certificates().and_then(self.identity);
+        self.http2(stream, peer, permit).await
+    }
+
+    async fn http2<S>(self: &Arc<Self>, stream: S, peer: PeerIdentity, permit: OwnedSemaphorePermit) -> Result<(), String>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let sessions = Arc::new(Sessions::default());
+        let service = hyper::service::service_fn(|request: http::Request<RequestBody>| {
+            let call = Accepted { handler: Arc::clone(self), peer: peer.clone(), sessions: Arc::clone(&sessions) };
+            async move { Ok::<_, std::convert::Infallible>(call.answer(request).await) }
+        });
+        let connection = Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .adaptive_window(false)
+            .initial_connection_window_size(H2_CONNECTION_WINDOW)
+            .initial_stream_window_size(H2_STREAM_WINDOW)
+            .keep_alive_interval(None)
+            .max_send_buf_size(H2_SEND_BUFFER)
+            .max_concurrent_streams(SESSIONS_PER_CONNECTION)
+            .max_header_list_size(MAX_REQUEST_HEADERS)
+            .serve_connection(TokioIo::new(stream), service);
+        let mut connection = pin!(connection);
+        tokio::select! {
+            ended = &mut connection => return ended.map_err(|error| reason::of(&error)),
+            () = sessions.began.cancelled() => drop(permit),
+            () = sleep(HANDSHAKE_TIMEOUT) => return Err("no session was opened".into()),
+            () = self.shutdown.cancelled() => return Ok(()),
+        }
+        // From here on the connection belongs to its sessions.
+        tokio::select! {
+            ended = &mut connection => return ended.map_err(|error| reason::of(&error)),
+            () = sessions.ended.cancelled() => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        match timeout(CLOSE_LINGER, connection).await {
+            Ok(ended) => ended.map_err(|error| reason::of(&error)),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Sessions of one connection: it ends with the last one.
+#[derive(Debug, Default)]
+struct Sessions {
+    open: AtomicUsize,
+    began: CancellationToken,
+    ended: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Session(Arc<Sessions>);
+
+impl Session {
+    fn new(sessions: Arc<Sessions>) -> Self {
+        sessions.open.fetch_add(1, Ordering::AcqRel);
+        sessions.began.cancel();
+        Self(sessions)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.0.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.ended.cancel();
+        }
+    }
+}
+
+/// A call that arrived.
+struct Accepted {
+    handler: Arc<Handler>,
+    peer: PeerIdentity,
+    sessions: Arc<Sessions>,
+}
+
+impl Accepted {
+    async fn answer(self, request: http::Request<RequestBody>) -> http::Response<Body> {
+        if request.uri().path() != SESSION {
+            return Status::unimplemented("no such call").into_http();
+        }
+        let shared = Arc::new(Shared::default());
+        let codec = EnvelopeCodec::<ToEdge, ToNode>::new(&shared);
+        let mut server =
+            Grpc::new(codec).max_decoding_message_size(MAX_ENVELOPE).max_encoding_message_size(MAX_CONFIG_ENVELOPE);
+        server.streaming(Call { accepted: self, shared }, request).await
+    }
+}
+
+struct Call {
+    accepted: Accepted,
+    shared: Arc<Shared>,
+}
+
+impl StreamingService<Decoded<ToEdge>> for Call {
+    type Response = Sequenced<ToNode>;
+    type ResponseStream = Responses;
+    type Future = std::future::Ready<Result<Response<Responses>, Status>>;
+
+    /// Answers at once: the Node waits for the headers.
+    fn call(&mut self, request: Request<Streaming<Decoded<ToEdge>>>) -> Self::Future {
+        let (start, started) = oneshot::channel();
+        let link = GrpcEdgeLink {
+            peer: self.accepted.peer.clone(),
+            requests: request.into_inner(),
+            start,
+            guard: Guard(Arc::clone(&self.shared)),
+            session: Session::new(Arc::clone(&self.accepted.sessions)),
+        };
+        (self.accepted.handler.on_link)(Box::new(link));
+        std::future::ready(Ok(Response::new(Responses::Waiting(started))))
+    }
+}
+
+/// What goes to the Node, from the moment the link is started.
+enum Responses {
+    Waiting(oneshot::Receiver<Written<ToNode>>),
+    Writing(Written<ToNode>),
+    Ended,
+}
+
+impl Stream for Responses {
+    type Item = Result<Sequenced<ToNode>, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            match &mut *self {
+                Self::Waiting(started) => match ready!(Pin::new(started).poll(cx)) {
+                    Ok(written) => *self = Self::Writing(written),
+                    // The link was dropped before it was started.
+                    Err(_) => *self = Self::Ended,
+                },
+                Self::Writing(written) => {
+                    let message = ready!(Pin::new(written).poll_next(cx));
+                    if message.is_none() {
+                        *self = Self::Ended;
+                    }
+                    return Poll::Ready(message.map(Ok));
+                }
+                Self::Ended => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+struct GrpcEdgeLink {
+    peer: PeerIdentity,
+    requests: Streaming<Decoded<ToEdge>>,
+    start: oneshot::Sender<Written<ToNode>>,
+    guard: Guard,
+    session: Session,
+}
+
+impl fmt::Debug for GrpcEdgeLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrpcEdgeLink").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl Link for GrpcEdgeLink {
+    type In = ToEdge;
+    type Out = ToNode;
+
+    fn peer(&self) -> PeerIdentity {
+        self.peer.clone()
+    }
+
+    fn start(self: Box<Self>, outgoing: Outgoing<ToNode>) -> Incoming<ToEdge> {
+        let Self { requests, start, guard, session, .. } = *self;
+        // If the call is gone already, the incoming stream says so.
+        let _ = start.send(Written::new(outgoing, &guard.0));
+        Box::pin(Received { requests: Some(requests), guard, _session: session })
+    }
+}
+
+/// What arrives. Dropping it ends the answer, and with the last session the connection.
+struct Received {
+    requests: Option<Streaming<Decoded<ToEdge>>>,
+    guard: Guard,
+    _session: Session,
+}
+
+impl Stream for Received {
+    type Item = Decoded<ToEdge>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self { requests, guard, .. } = &mut *self;
+        let Some(stream) = requests else { return Poll::Ready(None) };
+        let (item, last) = ready!(poll_received(stream, &guard.0, cx));
+        if last {
+            *requests = None;
+        }
+        Poll::Ready(item)
+    }
+}

@@ -1,0 +1,2 @@
+//! `iop-edge`, built for the tests of this package.
+fn main() {}

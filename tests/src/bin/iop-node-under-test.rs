@@ -1,0 +1,2 @@
+//! `iop-node`, built for the tests of this package.
+fn main() {}

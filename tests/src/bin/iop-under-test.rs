@@ -1,0 +1,2 @@
+//! `iop`, built for the tests of this package.
+fn main() {}

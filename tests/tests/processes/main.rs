@@ -1,0 +1,85 @@
+//! Decides whether two real processes over TLS keep the promises of the whole: real sockets, real time.
+//!
+//! Each scenario has its own Edge, Nodes and scripted backend. What measures time or memory takes [`quiet`] first, so that
+//! only what waits runs beside it.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "all of it is test code: a broken assumption fails the test"
+)]
+
+mod a_prefill;
+mod chat;
+mod deaths;
+mod leaving;
+mod load;
+mod shutdown;
+mod slow_reader;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use iop_execution::testkit::{Answer, ScriptedBackend};
+use iop_tests::fleet::{Fleet, Plan, ProviderPlan};
+use iop_tests::process::Programs;
+use serde_json::json;
+use tokio::sync::{Mutex, MutexGuard};
+
+const PROGRAMS: Programs = iop_tests::programs!();
+/// Bound of things that must happen, but take what the machine takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One scenario at a time may measure.
+async fn quiet() -> MutexGuard<'static, ()> {
+    static QUIET: Mutex<()> = Mutex::const_new(());
+    QUIET.lock().await
+}
+
+/// One event with a chat chunk that says this.
+fn says(text: &str) -> Bytes {
+    let chunk = json!({
+        "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m",
+        "choices": [{ "index": 0, "delta": { "content": text }, "finish_reason": null }],
+    });
+    format!("data: {chunk}\n\n").into()
+}
+
+/// The events that end a chat stream.
+fn finish() -> Bytes {
+    let chunk = json!({
+        "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m",
+        "choices": [{ "index": 0, "delta": {}, "finish_reason": "stop" }],
+    });
+    format!("data: {chunk}\n\ndata: [DONE]\n\n").into()
+}
+
+/// A whole chat answer that says this.
+fn whole(text: &str) -> Answer {
+    let body = json!({
+        "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{ "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": "stop" }],
+        "usage": { "prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5 },
+    });
+    Answer::json(200, body.to_string())
+}
+
+/// A streamed "Hello", and the same whole.
+fn hello() -> Answer {
+    Answer::events().write(says("Hel")).write(says("lo")).write(finish()).without_stream(whole("Hello"))
+}
+
+/// A provider `p` that serves these models by tunnel.
+fn provider(backend: &ScriptedBackend, capacity: u32, models: &[&str]) -> ProviderPlan {
+    ProviderPlan::new("p", &backend.base_url(), capacity, models)
+}
+
+/// A fleet with one Node and this provider.
+async fn fleet(provider: ProviderPlan) -> Fleet {
+    Fleet::start(PROGRAMS, Plan::new(vec![provider])).await
+}
+
+/// Waits for something that must happen.
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"))
+}
