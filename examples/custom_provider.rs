@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use iop_execution::testkit::check_provider;
+use iop_execution::testkit::{CheckOptions, check_provider};
 use iop_execution::{
-    AdapterKey, Capabilities, ChatInput, Completion, EventSink, FinishReason, Provider, ProviderError, RunEventKind, RunId,
-    RunRequest, RunStream, Target, async_trait, provider::TargetInfo,
+    AdapterKey, Capabilities, ChatInput, Completion, EventSink, FinishReason, Provider, ProviderError, RunEventKind,
+    RunId, RunRequest, RunStream, Target, async_trait, provider::TargetInfo,
 };
 
 /// Counts down from a number, one delta per step.
@@ -59,7 +59,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!();
 
     // The same checks that IOP's own adapters pass.
-    let report = check_provider(provider, target).await;
+    let report = check_provider(provider, CheckOptions::new(target)).await;
     println!("{report}");
-    if report.passed() { Ok(()) } else { Err("the provider breaks its contract".into()) }
+    if report.is_ok() { Ok(()) } else { Err("the provider breaks its contract".into()) }
 }

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use axum::{Router, routing::get};
-use iop_adapters::DemoProvider;
+use iop_adapters::Demo;
 use iop_edge_core::Edge;
 use iop_edge_core::catalog::{Catalog, NodeEntry, ProviderEntry};
 use iop_edge_core::openai::{OpenAiConfig, OpenAiService};
@@ -23,7 +23,8 @@ use tokio_util::sync::CancellationToken;
 async fn main() -> Result<(), Box<dyn Error>> {
     let token = Token::generate(TokenKind::Node)?;
     let provider = ProviderConfig::new(ProviderId::new("demo")?, CUSTOM_KIND)?;
-    let node = NodeEntry::new(NodeId::new("local")?, token.id().clone(), token.hash(), vec![ProviderEntry::new(provider)]);
+    let node =
+        NodeEntry::new(NodeId::new("local")?, token.id().clone(), token.hash(), vec![ProviderEntry::new(provider)]);
     let edge = Edge::builder(Catalog::builder().node(node).models_auto(true).build()?).build();
     tokio::spawn(edge.drive());
 
@@ -35,7 +36,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     });
     let node = Node::builder(Redacted::new(token.reveal()), Arc::new(connector))
-        .provider("demo", Arc::new(DemoProvider::default()))
+        .provider("demo", Arc::new(Demo::default()))
         .build()?;
     let (mut status, stop) = (node.status(), CancellationToken::new());
     let serving = tokio::spawn(node.serve(stop.clone()));

@@ -7,8 +7,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+use iop_adapters::Demo;
 use iop_adapters::decorators::Limit;
-use iop_adapters::DemoProvider;
 use iop_edge_core::Edge;
 use iop_edge_core::api::Submit;
 use iop_edge_core::catalog::{Catalog, NodeEntry, ProviderEntry};
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // What a service that embeds a Node writes: a connector, its providers, and `serve`.
     let connector = GrpcConnector::plaintext(address)?; // across a network: `GrpcConnector::tls`
-    let provider = Limit::new(Arc::new(DemoProvider::default()), NonZeroU32::MIN);
+    let provider = Limit::new(Arc::new(Demo::default()), NonZeroU32::MIN);
     let node = Node::builder(Redacted::new(token.reveal()), Arc::new(connector))
         .provider("demo", Arc::new(provider))
         .reconnect(ReconnectPolicy::default())
@@ -54,7 +54,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn start_edge(token: &Token) -> Result<(Edge, String), Box<dyn Error>> {
     let provider = ProviderConfig::new(ProviderId::new("demo")?, CUSTOM_KIND)?;
-    let node = NodeEntry::new(NodeId::new("gpu-1")?, token.id().clone(), token.hash(), vec![ProviderEntry::new(provider)]);
+    let node =
+        NodeEntry::new(NodeId::new("gpu-1")?, token.id().clone(), token.hash(), vec![ProviderEntry::new(provider)]);
     let edge = Edge::builder(Catalog::builder().node(node).models_auto(true).build()?).build();
     tokio::spawn(edge.drive());
     let listener = TcpListener::bind("127.0.0.1:0").await?;

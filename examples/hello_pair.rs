@@ -6,13 +6,13 @@ use std::error::Error;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+use iop_edge_core::Edge;
 use iop_edge_core::api::Submit;
 use iop_edge_core::catalog::{Catalog, NodeEntry, ProviderEntry};
 use iop_edge_core::token::{Token, TokenKind};
-use iop_edge_core::Edge;
 use iop_execution::{
-    Capabilities, Completion, EventSink, FinishReason, ModelName, NodeId, Provider, ProviderError, ProviderId, Redacted,
-    RunEventKind, RunRequest, Target, async_trait, provider::TargetInfo,
+    Capabilities, Completion, EventSink, FinishReason, ModelName, NodeId, Provider, ProviderError, ProviderId,
+    Redacted, RunEventKind, RunRequest, Target, async_trait, provider::TargetInfo,
 };
 use iop_node_core::{CUSTOM_KIND, Node};
 use iop_wire::ProviderConfig;
@@ -43,7 +43,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // The Edge: one Node it will accept, one provider on it; models are whatever that provider lists.
     let token = Token::generate(TokenKind::Node)?;
     let provider = ProviderConfig::new(ProviderId::new("parrot")?, CUSTOM_KIND)?;
-    let node = NodeEntry::new(NodeId::new("laptop")?, token.id().clone(), token.hash(), vec![ProviderEntry::new(provider)]);
+    let node =
+        NodeEntry::new(NodeId::new("laptop")?, token.id().clone(), token.hash(), vec![ProviderEntry::new(provider)]);
     let edge = Edge::builder(Catalog::builder().node(node).models_auto(true).build()?).build();
     tokio::spawn(edge.drive());
 

@@ -32,9 +32,9 @@ pub(crate) fn reason(status: Option<u16>, text: &[u8]) -> Option<ProviderReason>
     let says = |phrase: &&str| memchr::memmem::find(&text, phrase.as_bytes()).is_some();
     match status {
         Some(401 | 403) => Some(ProviderReason::AuthFailed),
-        _ if CONTEXT_PHRASES.iter().any(|phrase| says(phrase)) => Some(ProviderReason::ContextLengthExceeded),
+        _ if CONTEXT_PHRASES.iter().any(&says) => Some(ProviderReason::ContextLengthExceeded),
         Some(429 | 503) => Some(ProviderReason::Overloaded),
-        _ if OVERLOAD_PHRASES.iter().any(|phrase| says(phrase)) => Some(ProviderReason::Overloaded),
+        _ if OVERLOAD_PHRASES.iter().any(says) => Some(ProviderReason::Overloaded),
         _ => None,
     }
 }
@@ -70,11 +70,7 @@ fn embedded_status(text: &[u8]) -> Option<u16> {
     }
     let mut found = None;
     let result = Scanner::new(text).object(|scan, key| {
-        if key == "error" {
-            scan.object(|scan, key| look(scan, key, &mut found))
-        } else {
-            look(scan, key, &mut found)
-        }
+        if key == "error" { scan.object(|scan, key| look(scan, key, &mut found)) } else { look(scan, key, &mut found) }
     });
     result.ok().and(found)
 }

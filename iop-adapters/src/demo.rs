@@ -13,8 +13,9 @@ use futures_util::future::{Either, select};
 use iop_execution::failure::FailureCode;
 use iop_execution::provider::TargetInfo;
 use iop_execution::{
-    Capabilities, ChatInput, CommandOutput, Completion, EventSink, ExecutionFailure, Fenced, FinishReason, HeadSink, Health,
-    Provider, ProviderCommand, ProviderError, RunRequest, Target, ToolCallDelta, TunnelEnd, TunnelRequest, Usage,
+    Capabilities, ChatInput, CommandOutput, Completion, EventSink, ExecutionFailure, Fenced, FinishReason, HeadSink,
+    Health, Provider, ProviderCommand, ProviderError, RunRequest, Target, ToolCallDelta, TunnelEnd, TunnelRequest,
+    Usage,
 };
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
@@ -66,10 +67,7 @@ impl Demo {
 impl Provider for Demo {
     fn capabilities(&self) -> Capabilities {
         let targets = Target::new(DEMO_TARGET).map(TargetInfo::new).into_iter().collect();
-        Capabilities::runs_only()
-            .with_features(true, true)
-            .with_max_concurrency(MAX_CONCURRENCY)
-            .with_targets(targets)
+        Capabilities::runs_only().with_features(true, true).with_max_concurrency(MAX_CONCURRENCY).with_targets(targets)
     }
 
     async fn execute(&self, run: RunRequest, sink: &mut EventSink) -> Result<Completion, ProviderError> {
@@ -126,8 +124,8 @@ impl Answer {
             let arguments = sample::of(tool.get("parameters").unwrap_or(&Value::Null), &message);
             Body::Call { name: text::name_of(tool).to_owned(), arguments: arguments.to_string() }
         } else {
-            let full = json_answer(body.response_format.as_ref(), &message)
-                .unwrap_or_else(|| text::answer(input, &message));
+            let full =
+                json_answer(body.response_format.as_ref(), &message).unwrap_or_else(|| text::answer(input, &message));
             Body::Text(text::cut_at_stop(full, &input.stop()))
         };
         let reasoning = match body.reasoning_effort.as_deref() {
@@ -187,7 +185,8 @@ impl Speaker {
     /// Waits for the next token's time. Times are absolute, so a slow reader or machine does not slow the pace further.
     async fn next_token(&mut self, sink: &EventSink) -> Result<(), Fenced> {
         if self.due > Instant::now()
-            && let Either::Left(_) = select(std::pin::pin!(sink.cancelled()), std::pin::pin!(sleep_until(self.due))).await
+            && let Either::Left(_) =
+                select(std::pin::pin!(sink.cancelled()), std::pin::pin!(sleep_until(self.due))).await
         {
             return Err(Fenced);
         }

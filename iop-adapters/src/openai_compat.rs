@@ -21,8 +21,8 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, Method};
 use iop_execution::failure::{FailureCode, FailureStage, ProviderContacted};
 use iop_execution::{
-    Capabilities, Completion, EventSink, ExecutionFailure, Fenced, HeadSink, Health, Provider, ProviderError, RequestBody,
-    RunRequest, Target, TunnelEnd, TunnelRequest,
+    Capabilities, Completion, EventSink, ExecutionFailure, Fenced, HeadSink, Health, Provider, ProviderError,
+    RequestBody, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 
 pub use self::discovery::{DISCOVERY_TIMEOUT, Discovery, MAX_TARGETS};
@@ -155,15 +155,21 @@ impl OpenAiCompat {
         let request = UpstreamRequest { method, path, headers, body };
         let response = self.upstream.send(request).await.map_err(|error| failed(error, FailureStage::Prefill))?;
         let status = response.status;
-        if rules::is_encoded(&response.headers) {
-            return Err(in_prefill(ProviderError::protocol("the provider compressed its answer although it was told not to")));
-        }
+        let encoded = rules::is_encoded(&response.headers);
         if status.is_success() {
-            return Ok(response);
+            return if encoded {
+                Err(in_prefill(ProviderError::protocol(
+                    "the provider compressed its answer although it was told not to",
+                )))
+            } else {
+                Ok(response)
+            };
         }
         let retry_after = retry_after_ms(&response.headers);
         let wait = read_up_to(response.body, complaint::MAX_ERROR_BODY);
-        let body = tokio::time::timeout(ERROR_BODY_WAIT, wait).await.unwrap_or_default();
+        // A compressed error text says nothing, but its status does.
+        let body =
+            if encoded { Vec::new() } else { tokio::time::timeout(ERROR_BODY_WAIT, wait).await.unwrap_or_default() };
         Err(complaint::rejected(status.as_u16(), &body, retry_after))
     }
 }

@@ -3,9 +3,7 @@
 //! The Edge checks too; the Node checks again because it is the last one. Nothing suspicious is repaired: what is refused
 //! here is refused whole.
 
-use http::header::{
-    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT,
-};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
 use http::{HeaderMap, Method};
 use iop_execution::{ProviderError, RunId};
 
@@ -83,9 +81,8 @@ pub fn response_headers(from: &HeaderMap) -> HeaderMap {
     if let Some(value) = from.get(CONTENT_TYPE) {
         headers.insert(CONTENT_TYPE, value.clone());
     }
-    let is_id = |value: &&HeaderValue| {
-        value.len() <= MAX_REQUEST_ID_BYTES && value.as_bytes().iter().all(u8::is_ascii_graphic)
-    };
+    let is_id =
+        |value: &&HeaderValue| value.len() <= MAX_REQUEST_ID_BYTES && value.as_bytes().iter().all(u8::is_ascii_graphic);
     if let Some(value) = from.get(X_REQUEST_ID).filter(is_id) {
         headers.insert(X_REQUEST_ID, value.clone());
     }

@@ -40,7 +40,14 @@ impl Looked<'_> {
 impl Tracker {
     /// For an answer with this many choices, at least one.
     pub(crate) fn new(choices: u32) -> Self {
-        Self { expected: choices.clamp(1, 128), seen: 0, finished: 0, usage: Usage::default(), processed: None, done: false }
+        Self {
+            expected: choices.clamp(1, 128),
+            seen: 0,
+            finished: 0,
+            usage: Usage::default(),
+            processed: None,
+            done: false,
+        }
     }
 
     /// `[DONE]` came: what follows means nothing.

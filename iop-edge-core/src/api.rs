@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
-use iop_execution::{AdapterKey, ModelName, NodeId, Principal, ProviderId, RunId, RunStream, SessionId, Target, TunnelStream};
+use iop_execution::{
+    AdapterKey, ModelName, NodeId, Principal, ProviderId, RunId, RunStream, SessionId, Target, TunnelStream,
+};
 
 /// Where a request may go.
 #[derive(Debug, Clone, PartialEq, Eq)]

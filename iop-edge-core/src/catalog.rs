@@ -215,7 +215,6 @@ pub struct Catalog {
 
 impl Catalog {
     /// An empty catalog to fill.
-    #[must_use]
     pub fn builder() -> CatalogBuilder {
         CatalogBuilder {
             catalog: Self {

@@ -142,9 +142,16 @@ impl Edge {
     pub fn drive(&self) -> impl Future<Output = ()> + Send + 'static {
         let shared = Arc::clone(&self.shared);
         async move {
+            let mut sweep = None;
             loop {
                 let timers = shared.tick();
-                let sweep = shared.has_streams().then(|| now() + SLOW_CLIENT_TICK);
+                if sweep.is_some_and(|due| due <= now()) {
+                    shared.end_slow_clients();
+                    sweep = None;
+                }
+                if sweep.is_none() && shared.has_streams() {
+                    sweep = Some(now() + SLOW_CLIENT_TICK);
+                }
                 let next = timers.into_iter().chain(sweep).min();
                 let timer = async {
                     match next {
@@ -156,7 +163,6 @@ impl Edge {
                     () = timer => {}
                     () = shared.rearm.notified() => {}
                 }
-                shared.end_slow_clients();
             }
         }
     }

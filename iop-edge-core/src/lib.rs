@@ -20,12 +20,14 @@ pub mod catalog;
 mod driver;
 #[cfg(feature = "driver")]
 mod edge;
+#[cfg_attr(not(feature = "driver"), allow(dead_code, reason = "only the driver publishes"))]
 pub mod events;
 mod labels;
 pub mod observe;
 #[cfg(feature = "openai")]
 pub mod openai;
 pub mod snapshot;
+#[cfg_attr(not(feature = "driver"), allow(dead_code, unused_imports, reason = "only the driver calls the engine"))]
 mod state;
 pub mod token;
 

@@ -35,14 +35,16 @@ use crate::catalog::Catalog;
 use crate::observe::{Observation, WaitOutcome};
 use crate::snapshot::{EdgeSnapshot, GroupSnapshot, NodeSnapshot, ProviderSnapshot};
 pub(crate) use admission::{Admission, Ask};
-pub(crate) use effect::Effect;
 pub use effect::EdgeNodeEvent;
+pub(crate) use effect::Effect;
 pub(crate) use effect::Grant;
 use fleet::Fleet;
 use groups::Groups;
 pub(crate) use handshake::RETRY_CROWDED;
 pub use id::{AttemptId, ConnectionId, Generation};
-pub use ledger::{AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass};
+pub use ledger::{
+    AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass,
+};
 use queue::{Need, Position};
 use registry::{Ended, Registry};
 pub use selection::{FreeCandidate, LeastLoaded, SelectionPolicy};
@@ -200,8 +202,9 @@ impl EdgeState {
 
     /// Ends a connection from this side.
     pub(crate) fn close(&mut self, connection: ConnectionId, code: CloseCode, retry_after: Duration, now: Instant) {
-        self.effects.push_back(Effect::Close { connection, code, retry_after });
+        // The fence first: it takes back requests that are not written, so that none follows the Goodbye.
         self.end_connection(connection, code, now);
+        self.effects.push_back(Effect::Close { connection, code, retry_after });
     }
 
     fn end_connection(&mut self, connection: ConnectionId, code: CloseCode, now: Instant) {
@@ -251,7 +254,7 @@ impl EdgeState {
         for connection in self.registry.ids() {
             if self.registry.generation(connection).is_some() {
                 let message = ToNode::Drain(Drain { deadline_ms });
-                self.effects.push_back(Effect::Send { connection, message });
+                self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
             }
         }
     }

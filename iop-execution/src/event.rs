@@ -135,7 +135,9 @@ impl RunEventKind {
         match self {
             Self::Delta(text) | Self::ReasoningDelta(text) => text.len(),
             Self::ToolCallDelta(call) => {
-                call.arguments.len() + call.id.as_ref().map_or(0, String::len) + call.name.as_ref().map_or(0, String::len)
+                call.arguments.len()
+                    + call.id.as_ref().map_or(0, String::len)
+                    + call.name.as_ref().map_or(0, String::len)
             }
             Self::Start | Self::Usage | Self::Complete(_) | Self::Error(_) | Self::Cancelled(_) => 0,
         }

@@ -131,7 +131,13 @@ pub struct TunnelRequest {
 impl TunnelRequest {
     /// A `POST` with defaults everywhere else.
     #[must_use]
-    pub fn post(run_id: RunId, adapter: AdapterKey, target: Target, path: impl Into<String>, body: RequestBody) -> Self {
+    pub fn post(
+        run_id: RunId,
+        adapter: AdapterKey,
+        target: Target,
+        path: impl Into<String>,
+        body: RequestBody,
+    ) -> Self {
         Self {
             run_id,
             adapter,

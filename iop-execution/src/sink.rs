@@ -75,7 +75,6 @@ impl EventSink {
     }
 
     /// Ready once the run is over for its caller. Owned: hold it beside a push.
-    #[must_use]
     pub fn cancelled(&self) -> WaitForCancellationFutureOwned {
         self.pipe.cancelled().clone().cancelled_owned()
     }
@@ -113,7 +112,6 @@ impl HeadSink {
     }
 
     /// Ready once the run is over for its caller.
-    #[must_use]
     pub fn cancelled(&self) -> WaitForCancellationFutureOwned {
         self.pipe.cancelled().clone().cancelled_owned()
     }
@@ -151,13 +149,11 @@ impl BodySink {
     }
 
     /// The answer is complete. Only this makes a [`TunnelEnd`], so a tunnel can't end well before its head.
-    #[must_use]
     pub fn finish(self) -> TunnelEnd {
         TunnelEnd(())
     }
 
     /// Ready once the run is over for its caller.
-    #[must_use]
     pub fn cancelled(&self) -> WaitForCancellationFutureOwned {
         self.pipe.cancelled().clone().cancelled_owned()
     }

@@ -14,13 +14,10 @@ pub mod backend;
 pub mod cases;
 pub mod check;
 
-
 mod chunk;
 mod clock;
 mod provider;
 mod script;
-
-
 
 pub use backend::{Answer, ScriptedBackend};
 pub use check::{CheckOptions, CheckReport, check_provider};
@@ -69,8 +66,6 @@ fn fresh_run_id() -> RunId {
 fn adapter_key() -> AdapterKey {
     AdapterKey::new("test").expect("a valid name")
 }
-
-
 
 #[cfg(test)]
 mod tests;

@@ -99,7 +99,7 @@ impl<E: Output> Work<E> {
         let (terminal, stop) = self.drive(execution).await;
         // The provider has returned or was dropped: whoever learns of the end finds the place free.
         let Self { outbox, key, mut emitter, permit, .. } = self;
-        std::mem::forget(permit);
+        drop(permit);
         let contacted = ProviderContacted::Unknown;
         let terminal = match stop {
             None => Some(terminal),
@@ -128,7 +128,6 @@ impl<E: Output> Work<E> {
             for _ in 0..BURST {
                 if stop.is_some() && !execution.is_cancelled() {
                     execution.cancel(CancelReason::Withdrawn);
-                    self.emitter.clear();
                     grace = Some(Box::pin(sleep(self.close_grace)));
                 }
                 if grace.as_mut().is_some_and(|grace| grace.as_mut().poll(cx).is_ready()) {

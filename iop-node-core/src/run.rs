@@ -53,13 +53,16 @@ async fn collect(control: &mut Control, body: &mut BodyStream) -> Result<Bytes, 
     loop {
         let chunk = poll_fn(|cx| match control.poll(cx) {
             Poll::Ready(stop) => Poll::Ready(Err(stop)),
-            Poll::Pending => Pin::new(&mut *body).poll_next(cx).map(Ok),
+            Poll::Pending => match Pin::new(&mut *body).poll_next(cx) {
+                // A body breaks off only because its run is stopped: the reason is on its way.
+                Poll::Ready(Some(Err(_))) | Poll::Pending => Poll::Pending,
+                Poll::Ready(Some(Ok(chunk))) => Poll::Ready(Ok(Some(chunk))),
+                Poll::Ready(None) => Poll::Ready(Ok(None)),
+            },
         })
         .await?;
         match chunk {
-            // A body breaks off only with its connection.
-            Some(Err(_)) => return Err(Stop::Disconnected),
-            Some(Ok(chunk)) => match (&mut all, first.take()) {
+            Some(chunk) => match (&mut all, first.take()) {
                 (Some(all), _) => all.extend_from_slice(&chunk),
                 (None, None) => first = Some(chunk),
                 (None, Some(first)) => {

@@ -100,8 +100,9 @@ struct RunHandle {
 }
 
 impl RunHandle {
-    /// The first reason stands.
+    /// The first reason stands. No more of the body is waited for.
     fn stop(&mut self, reason: Stop) {
+        self.inbox.abort();
         if let Some(stop) = self.stop.take() {
             // A run that has ended meanwhile needs no stop.
             let _ = stop.send(reason);
@@ -397,7 +398,6 @@ impl Session<'_> {
         }
         for (number, handle) in self.runs.iter_mut() {
             handle.stop(Stop::Disconnected);
-            handle.inbox.abort();
             self.outbox.discard(iop_wire::RunKey(number.0));
         }
         if goodbye.is_some() && code != CloseCode::HeartbeatTimeout {

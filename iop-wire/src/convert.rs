@@ -57,9 +57,7 @@ mod sealed {
 }
 
 /// A message that crosses the wire: `ToEdge` or `ToNode`.
-pub trait WireMessage:
-    Sized + Send + Sync + 'static + sealed::Sealed + Clone
-{
+pub trait WireMessage: Sized + Send + Sync + 'static + sealed::Sealed + Clone {
     /// Largest encoded envelope of this direction, in bytes.
     const LIMIT: usize;
 

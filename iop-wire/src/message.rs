@@ -6,7 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method};
 use iop_execution::{
-    AdapterKey, CancelReason, ExecutionFailure, InvalidName, NodeId, ProviderId, Redacted, RunEvent, RunId, SessionId, Target, TunnelFrame,
+    AdapterKey, CancelReason, ExecutionFailure, InvalidName, NodeId, ProviderId, Redacted, RunEvent, RunId, SessionId,
+    Target, TunnelFrame,
 };
 
 mod scope;

@@ -16,9 +16,9 @@ use std::fmt;
 use iop_execution::CancelReason;
 
 use crate::limits::{CONTROL_BURST, CONTROL_QUEUE, DRR_QUANTUM, MAX_WINDOW, MIN_CHARGE};
-use crate::message::RunNumber;
 #[cfg(doc)]
 use crate::limits::{RUN_CONTROL, RUN_QUEUE_BYTES, RUN_QUEUE_FRAMES};
+use crate::message::RunNumber;
 
 mod outgoing;
 mod run;

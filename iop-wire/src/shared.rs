@@ -41,7 +41,10 @@ impl<M> Clone for OutboxHandle<M> {
 impl<M> fmt::Debug for OutboxHandle<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shared = self.lock();
-        f.debug_struct("OutboxHandle").field("outbox", &shared.outbox).field("state", &shared.state).finish_non_exhaustive()
+        f.debug_struct("OutboxHandle")
+            .field("outbox", &shared.outbox)
+            .field("state", &shared.state)
+            .finish_non_exhaustive()
     }
 }
 

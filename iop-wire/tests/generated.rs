@@ -1,5 +1,7 @@
 //! The committed code is what the schema generates: nobody needs protoc, and nobody edits it by hand.
 
+#![allow(clippy::expect_used, reason = "a helper of a test")]
+
 use std::path::Path;
 
 /// Rewrites the committed file instead of comparing it, when set.

@@ -62,7 +62,11 @@ pub fn read(answer: &Answer) -> Outcome {
 #[must_use]
 pub fn read_parts(status: u16, content_type: &str, body: &Bytes, end: End) -> Outcome {
     if content_type.starts_with("text/event-stream") {
-        return if status == 200 { read_stream(body, end) } else { Outcome::Defect(format!("a stream with status {status}")) };
+        return if status == 200 {
+            read_stream(body, end)
+        } else {
+            Outcome::Defect(format!("a stream with status {status}"))
+        };
     }
     if end == End::Broken {
         return Outcome::Broken { text: String::new() };
@@ -126,28 +130,18 @@ fn read_stream(body: &Bytes, end: End) -> Outcome {
 /// Checks the one shape an error may have (API-5).
 fn failed(text: String, status: u16, json: &Value) -> Outcome {
     let broken = || Outcome::Defect(format!("an error of another shape: {json}"));
-    let Some(error) = json.as_object().filter(|object| object.len() == 1).and_then(|object| object["error"].as_object())
+    let Some(error) =
+        json.get("error").and_then(Value::as_object).filter(|_| json.as_object().is_some_and(|o| o.len() == 1))
     else {
         return broken();
     };
-    let keys: Vec<_> = error.keys().map(String::as_str).collect();
-    let mut sorted = keys.clone();
-    sorted.sort_unstable();
-    let text_or_null = |value: &Value| value.is_string() || value.is_null();
-    if sorted != ["code", "message", "param", "type"]
-        || !error["message"].is_string()
-        || !error["type"].is_string()
-        || !text_or_null(&error["code"])
-        || !text_or_null(&error["param"])
-    {
+    let text_of = |name: &str| error.get(name).and_then(Value::as_str).map(str::to_owned);
+    let is_text_or_null = |name: &str| error.get(name).is_some_and(|value| value.is_string() || value.is_null());
+    let (Some(_), Some(kind)) = (text_of("message"), text_of("type")) else { return broken() };
+    if error.len() != 4 || !is_text_or_null("code") || !is_text_or_null("param") {
         return broken();
     }
-    Outcome::Failed {
-        text,
-        status,
-        code: error["code"].as_str().map(str::to_owned),
-        kind: error["type"].as_str().unwrap_or_default().to_owned(),
-    }
+    Outcome::Failed { text, status, code: text_of("code"), kind }
 }
 
 /// The data of every event of a stream.

@@ -24,8 +24,10 @@ pub struct ProviderPlan {
     pub capacity: u32,
     /// `auto` or `run`.
     pub wire: &'static str,
-    /// The models it serves; they are public under the same names. Providers may share one.
+    /// The models it serves, by their public names. Providers may share one.
     pub models: Vec<String>,
+    /// What the public names begin with before the provider's own names.
+    pub prefix: &'static str,
 }
 
 impl ProviderPlan {
@@ -33,13 +35,21 @@ impl ProviderPlan {
     #[must_use]
     pub fn new(id: &str, base_url: &str, capacity: u32, models: &[&str]) -> Self {
         let models = models.iter().map(|&model| model.to_owned()).collect();
-        Self { node: 0, id: id.to_owned(), base_url: base_url.to_owned(), capacity, wire: "auto", models }
+        Self { node: 0, id: id.to_owned(), base_url: base_url.to_owned(), capacity, wire: "auto", models, prefix: "" }
     }
 
     /// On this Node instead of the first.
     #[must_use]
     pub const fn on_node(mut self, node: usize) -> Self {
         self.node = node;
+        self
+    }
+
+    /// Public names are the provider's own names with this in front.
+    #[must_use]
+    pub fn prefixed(mut self, prefix: &'static str) -> Self {
+        self.models.iter_mut().for_each(|model| model.insert_str(0, prefix));
+        self.prefix = prefix;
         self
     }
 
@@ -110,22 +120,25 @@ impl Plan {
         yaml.push_str("nodes:\n");
         for (node, token) in tokens.iter().enumerate() {
             let (id, hash) = (token.id().as_str(), token.hash());
-            yaml.push_str(&format!("  - id: node-{node}\n    token_id: \"{id}\"\n    token_hash: \"{hash}\"\n    providers:\n"));
+            yaml.push_str(&format!(
+                "  - id: node-{node}\n    token_id: \"{id}\"\n    token_hash: \"{hash}\"\n    providers:\n"
+            ));
             for ProviderPlan { id, base_url, capacity, wire, .. } in self.providers.iter().filter(|p| p.node == node) {
                 yaml.push_str(&format!(
                     "      - {{ id: {id}, kind: openai_compat, base_url: \"{base_url}\", capacity: {capacity}, wire: {wire} }}\n"
                 ));
             }
         }
-        let mut models: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        let mut models: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for provider in &self.providers {
             for model in &provider.models {
-                models.entry(model).or_default().push(&provider.id);
+                let target = model.strip_prefix(provider.prefix).unwrap_or(model);
+                let candidate = format!("{{ provider: {}, target: \"{target}\" }}", provider.id);
+                models.entry(model).or_default().push(candidate);
             }
         }
         yaml.push_str("models:\n");
-        for (model, providers) in models {
-            let candidates: Vec<_> = providers.iter().map(|id| format!("{{ provider: {id} }}")).collect();
+        for (model, candidates) in models {
             yaml.push_str(&format!("  - {{ name: \"{model}\", candidates: [ {} ] }}\n", candidates.join(", ")));
         }
         yaml.push_str(&self.more);
@@ -171,8 +184,7 @@ impl Fleet {
         folder.write("ca.pem", &certificates.ca);
         folder.write("edge.pem", &certificates.edge);
         folder.write("edge-key.pem", certificates.edge_key.expose());
-        let tokens: Vec<_> =
-            (0..plan.nodes()).map(|_| Token::generate(TokenKind::Node).expect("randomness")).collect();
+        let tokens: Vec<_> = (0..plan.nodes()).map(|_| Token::generate(TokenKind::Node).expect("randomness")).collect();
         let api_key = Token::generate(TokenKind::ApiKey).expect("randomness");
         for (node, token) in tokens.iter().enumerate() {
             folder.write(&token_file(node), &token.reveal());
@@ -306,9 +318,9 @@ fn token_file(node: usize) -> String {
     format!("node-{node}.token")
 }
 
-/// The address in a line that says where a listener is.
-fn address_of(line: &str, listener: &str) -> Option<SocketAddr> {
-    let (_, rest) = line.split_once(&format!("{listener} "))?;
+/// The loopback address in a line that says where a listener is.
+pub fn address_of(line: &str, listener: &str) -> Option<SocketAddr> {
+    let (_, rest) = line.split_once(&format!("{listener}="))?;
     let start = rest.find("127.0.0.1:")?;
     let text: String = rest[start..].chars().take_while(|c| c.is_ascii_digit() || matches!(c, '.' | ':')).collect();
     text.parse().ok()
@@ -343,9 +355,8 @@ impl Metrics {
     /// The sum of all series of this name whose labels hold all of these texts, like `outcome="failed"`.
     #[must_use]
     pub fn sum(&self, name: &str, labels: &[&str]) -> f64 {
-        let matching = self.0.iter().filter(|(known, text, _)| {
-            known == name && labels.iter().all(|label| text.contains(label))
-        });
+        let matching =
+            self.0.iter().filter(|(known, text, _)| known == name && labels.iter().all(|label| text.contains(label)));
         matching.map(|(_, _, value)| value).sum()
     }
 

@@ -52,8 +52,18 @@ impl Drop for Folder {
 /// Resident memory of a process in bytes, from `/proc`.
 #[must_use]
 pub fn resident_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "VmRSS:")
+}
+
+/// The most resident memory a process ever had, in bytes, from `/proc`.
+#[must_use]
+pub fn peak_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "VmHWM:")
+}
+
+fn status_bytes(pid: u32, key: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a VmRSS line");
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("the line");
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number");
     kib * 1024
 }

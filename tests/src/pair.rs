@@ -9,16 +9,16 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full};
 use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
+use iop_edge_core::events::Notice;
 use iop_edge_core::openai::{OpenAiBody, OpenAiConfig, OpenAiService};
 use iop_edge_core::snapshot::{EdgeSnapshot, ProviderSnapshot};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_edge_core::{Edge, EdgeNodeEvent};
-use iop_edge_core::events::Notice;
 use iop_execution::{AdapterKey, ModelName, NodeId, Provider, ProviderId, Redacted, Target};
 use iop_node_core::{CUSTOM_KIND, Node, NodeError, ReconnectPolicy, ServeEnd};
-use iop_wire::link::memory::{MemoryListener, MemoryMode, memory_listener};
+use iop_wire::link::memory::{MemoryConnector, MemoryListener, MemoryMode, memory_listener};
 use iop_wire::link::{EdgeLink, Incoming, Link, LinkError, Outgoing, PeerIdentity};
-use iop_wire::{CancelPolicy, ProviderConfig, Sequenced, ToEdge, ToNode, WireMode};
+use iop_wire::{CancelPolicy, Connector, ProviderConfig, Sequenced, ToEdge, ToNode, WireMode};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -133,7 +133,7 @@ struct PairNode {
     id: NodeId,
     token: Redacted<String>,
     providers: Vec<(String, Arc<dyn Provider>)>,
-    connector: Arc<iop_wire::link::memory::MemoryConnector>,
+    connector: Arc<MemoryConnector>,
     wires: Arc<Wires>,
     running: Option<Running>,
 }
@@ -203,7 +203,8 @@ impl Pair {
     pub fn start_node(&mut self, number: usize) {
         let node = &mut self.nodes[number];
         let policy = ReconnectPolicy::new(Some(0), Some(Duration::from_secs(1))).unwrap();
-        let mut builder = Node::builder(node.token.clone(), node.connector.clone()).reconnect(policy);
+        let connector: Arc<dyn Connector> = Arc::<MemoryConnector>::clone(&node.connector);
+        let mut builder = Node::builder(node.token.clone(), connector).reconnect(policy);
         for (name, provider) in &node.providers {
             builder = builder.provider(name.clone(), Arc::clone(provider));
         }
@@ -448,4 +449,3 @@ impl Link for CutLink {
         }))
     }
 }
-

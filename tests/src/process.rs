@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::wire_client::PATIENCE;
@@ -64,6 +65,7 @@ pub struct Process {
     name: String,
     child: Child,
     log: Arc<Log>,
+    collectors: JoinSet<()>,
 }
 
 impl Process {
@@ -82,10 +84,11 @@ impl Process {
             .spawn()
             .unwrap_or_else(|error| panic!("{program} does not start: {error}"));
         let log = Arc::new(Log::default());
-        collect(child.stdout.take().expect("piped"), Arc::clone(&log));
-        collect(child.stderr.take().expect("piped"), Arc::clone(&log));
+        let mut collectors = JoinSet::new();
+        collectors.spawn(collect(child.stdout.take().expect("piped"), Arc::clone(&log)));
+        collectors.spawn(collect(child.stderr.take().expect("piped"), Arc::clone(&log)));
         let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Self { name, child, log }
+        Self { name, child, log, collectors }
     }
 
     /// Its process id.
@@ -136,13 +139,15 @@ impl Process {
         self.child.kill().await.expect("it can be killed");
     }
 
-    /// Waits for its end and answers the exit code.
+    /// Waits for its end, collects the rest of its output, and answers the exit code.
     ///
     /// # Panics
     /// When it does not end in time, or by a signal.
     pub async fn exit_code(&mut self) -> i32 {
         let status = timeout(PATIENCE, self.child.wait()).await;
         let status = status.unwrap_or_else(|_| panic!("{} does not end", self.name)).expect("it can be waited for");
+        let rest = async { while self.collectors.join_next().await.is_some() {} };
+        timeout(PATIENCE, rest).await.expect("its output ends with it");
         status.code().unwrap_or_else(|| panic!("{} ended by a signal: {status}", self.name))
     }
 }
@@ -156,11 +161,9 @@ impl Drop for Process {
     }
 }
 
-fn collect(from: impl AsyncRead + Unpin + Send + 'static, log: Arc<Log>) {
-    tokio::spawn(async move {
-        let mut lines = BufReader::new(from).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
-            log.push(line);
-        }
-    });
+async fn collect(from: impl AsyncRead + Unpin, log: Arc<Log>) {
+    let mut lines = BufReader::new(from).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        log.push(line);
+    }
 }

@@ -2,14 +2,19 @@
 //!
 //! A client of a few lines on purpose: an HTTP library would hide how a body ended, join chunks, and reconnect by itself.
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 /// How long a test waits for anything that should come at once.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -156,29 +161,44 @@ enum Framing {
     Ended(End),
 }
 
+/// What carries a connection.
+trait Carrier: AsyncRead + AsyncWrite + fmt::Debug + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + fmt::Debug + Send + Unpin> Carrier for T {}
+
 /// One connection to a server.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    stream: Box<dyn Carrier>,
     buffer: BytesMut,
     framing: Framing,
 }
 
 impl Connection {
+    fn over(stream: impl Carrier + 'static) -> Self {
+        Self { stream: Box::new(stream), buffer: BytesMut::new(), framing: Framing::Ended(End::Whole) }
+    }
+
     /// Connects.
     pub async fn open(addr: SocketAddr) -> Self {
-        let stream = timeout(PATIENCE, TcpStream::connect(addr)).await.expect("connecting takes no time").expect("listens");
-        stream.set_nodelay(true).unwrap();
-        Self { stream, buffer: BytesMut::new(), framing: Framing::Ended(End::Whole) }
+        Self::over(connect(TcpSocket::new_v4().unwrap(), addr).await)
+    }
+
+    /// Connects with TLS. The certificate must be of this CA and for 127.0.0.1.
+    pub async fn open_tls(addr: SocketAddr, ca: &Path) -> Self {
+        let mut config = (*iop_app::tls::node_client(Some(ca)).expect("a CA")).clone();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let stream = connect(TcpSocket::new_v4().unwrap(), addr).await;
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let handshake = TlsConnector::from(Arc::new(config)).connect(name, stream);
+        Self::over(timeout(PATIENCE, handshake).await.expect("a handshake takes no time").expect("a good certificate"))
     }
 
     /// Connects with a receive buffer of about this many bytes, for readers that stop.
     pub async fn open_small(addr: SocketAddr, receive_buffer: u32) -> Self {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(receive_buffer).unwrap();
-        let stream = timeout(PATIENCE, socket.connect(addr)).await.expect("connecting takes no time").expect("listens");
-        stream.set_nodelay(true).unwrap();
-        Self { stream, buffer: BytesMut::new(), framing: Framing::Ended(End::Whole) }
+        Self::over(connect(socket, addr).await)
     }
 
     /// Sends a request whole.
@@ -189,6 +209,11 @@ impl Connection {
     /// Sends these bytes.
     pub async fn send_raw(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).await.expect("the server reads");
+    }
+
+    /// Sends these bytes as far as the server takes them; false if it cut the connection.
+    pub async fn try_send_raw(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).await.is_ok()
     }
 
     async fn fill(&mut self) -> bool {
@@ -301,6 +326,12 @@ impl Connection {
         }
         pieces
     }
+}
+
+async fn connect(socket: TcpSocket, addr: SocketAddr) -> TcpStream {
+    let stream = timeout(PATIENCE, socket.connect(addr)).await.expect("connecting takes no time").expect("it listens");
+    stream.set_nodelay(true).unwrap();
+    stream
 }
 
 /// Asks over a connection of its own.

@@ -63,7 +63,7 @@ async fn a_connection_that_dies_in_mid_stream_ends_each_run_once_and_the_waiters
     pair.at_rest().await;
     assert_eq!(pair.provider("t").effective.capacity, 0, "FEN-6: known, and offline");
     for handle in &handles {
-        handle.wait_for(|counts| counts.active == 0).await;
+        timeout(Duration::from_secs(60), handle.wait_for(|counts| counts.active == 0)).await.unwrap();
         assert_eq!(handle.counts().calls, 1, "no waiter was dispatched");
     }
 
@@ -158,7 +158,8 @@ async fn a_connection_that_flaps_loses_no_place_and_answers_everybody_once() {
     let pair = Pair::start(plan).await;
     let (mut whole, mut failed) = (0, 0);
     for round in 0..50_u64 {
-        let asked: Vec<_> = (0..12).map(|n| tokio::spawn(pair.ask(&Request::chat(MODELS[n % 2], n % 3 == 0)))).collect();
+        let asked: Vec<_> =
+            (0..12).map(|n| tokio::spawn(pair.ask(&Request::chat(MODELS[n % 2], n % 3 == 0)))).collect();
         sleep(Duration::from_millis(round * 37 % 900)).await;
         pair.cut(0);
         for answer in asked {
@@ -186,7 +187,7 @@ async fn a_node_that_is_asked_to_stop_finishes_what_runs_and_takes_nothing_new()
     let (provider, handle) = ScriptedProvider::new(Script::new().delta("a").pause().delta("b")).into_parts();
     let mut pair = Pair::start(PairPlan::new(vec![PairProvider::new("p", provider, 4, &["m"])])).await;
     let running = tokio::spawn(pair.ask(&Request::chat("m", true)));
-    handle.wait_for(|counts| counts.paused == 1).await;
+    timeout(Duration::from_secs(60), handle.wait_for(|counts| counts.paused == 1)).await.unwrap();
     let release = handle.clone();
     let later = tokio::spawn(async move {
         sleep(Duration::from_secs(20)).await;

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use iop_edge_core::api::{CancelRun, Submit, SubmitError};
 use iop_execution::testkit::{Script, ScriptHandle, ScriptedProvider};
-use iop_execution::{CancelReason, ModelName, RunEventKind};
+use iop_execution::{CancelReason, FrameFlags, ModelName, RunEventKind, Target};
 use iop_tests::answer::{Outcome, read};
 use iop_tests::pair::{Pair, PairPlan, PairProvider};
 use iop_tests::wire_client::{Request, chat_body};
@@ -22,54 +22,63 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, advance, sleep, timeout};
 
-
-/// One provider with so many places; the same one by tunnel (`t`) and by run (`r`), each with its own gate and handle.
-async fn pair(script: Script, capacity: u32) -> (Pair, [ScriptHandle; 2]) {
-    let (tunnels, tunnel_calls) = ScriptedProvider::new(script.clone()).with_tunnels().into_parts();
-    let (runs, run_calls) = ScriptedProvider::new(script).into_parts();
+/// A provider with so many places by tunnel (`t`), and one by run (`r`), each with its own gate and handle. Streams begin
+/// with "some" if it is `talking`, whole answers with half a JSON object; both go on with `then`.
+async fn pair(talking: bool, then: impl Fn(Script) -> Script, capacity: u32) -> (Pair, [ScriptHandle; 2]) {
+    let (mut stream, mut whole) = (Script::new(), Script::new());
+    if talking {
+        stream = stream.delta("some");
+        whole = whole.head(http::StatusCode::OK, "application/json").frame("{\"id\":", FrameFlags::CONTENT);
+    }
+    let (stream, whole) = (then(stream), then(whole));
+    let tunnels = ScriptedProvider::new(stream.clone()).with_tunnels();
+    let (tunnels, tunnel_calls) = tunnels.on_target(Target::new("tunnel-whole").unwrap(), whole).into_parts();
+    let (runs, run_calls) = ScriptedProvider::new(stream).into_parts();
     let plan = PairPlan::new(vec![
-        PairProvider::new("t", tunnels, capacity, &["tunnel"]),
+        PairProvider::new("t", tunnels, capacity, &["tunnel", "tunnel-whole"]),
         PairProvider::new("r", runs, capacity, &["run"]).by_run(),
     ]);
     (Pair::start(plan).await, [tunnel_calls, run_calls])
 }
 
-const MODELS: [&str; 2] = ["tunnel", "run"];
+/// Model, streamed, and which handle sees it.
+const CELLS: [(&str, bool, usize); 4] =
+    [("tunnel", true, 0), ("tunnel-whole", false, 0), ("run", true, 1), ("run", false, 1)];
+
+/// Bounds a wait for something that must happen: a paused clock runs out of other things to do.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(3_600), future).await.expect("it happens")
+}
 
 #[tokio::test(start_paused = true)]
 async fn leaving_frees_the_place_in_every_stage() {
     // EDG-3, EXE-4, LEA-4, LEA-7, NOD-4; field reports 23, 24, 26, 33, 38, 40
-    for (stage, script) in [
-        ("prefill", Script::new().hang()),
-        ("decode", Script::new().delta("some").hang()),
-        ("slow to stop", Script::new().delta("some").hang_then_linger(Duration::from_secs(3))),
-        ("deaf", Script::new().delta("some").ignore_cancel()),
-    ] {
-        let (pair, handles) = pair(script, 2).await;
-        for (model, handle) in MODELS.into_iter().zip(&handles) {
-            for stream in [true, false] {
-                let before = handle.counts().calls;
-                let asked = pair.begin(&Request::chat(model, stream));
-                let asked = tokio::spawn(asked);
-                handle.wait_for(|counts| counts.active == 1 && counts.calls == before + 1).await;
-                if stream && stage != "prefill" {
-                    let mut exchange = timeout(Duration::from_secs(1), asked).await.unwrap().unwrap();
-                    exchange.piece().await.unwrap();
-                    drop(exchange);
-                } else {
-                    asked.abort();
-                }
-                let left = Instant::now();
-                pair.at_rest().await;
-                let after = left.elapsed();
-                assert_eq!(handle.counts().active, 0, "{stage} {model}: the place is free only when the call is over");
-                let bound = match stage {
-                    "slow to stop" => Duration::from_secs(3),
-                    "deaf" => Duration::from_secs(5),
-                    _ => Duration::ZERO,
-                };
-                assert!(after >= bound && after < bound + Duration::from_millis(100), "{stage} {model}: {after:?}");
+    type Then = fn(Script) -> Script;
+    let stages: [(&str, bool, Then, Duration); 4] = [
+        ("prefill", false, Script::hang, Duration::ZERO),
+        ("decode", true, Script::hang, Duration::ZERO),
+        ("slow to stop", true, |script| script.hang_then_linger(Duration::from_secs(3)), Duration::from_secs(3)),
+        ("deaf", true, Script::ignore_cancel, Duration::from_secs(5)),
+    ];
+    for (stage, talking, then, bound) in stages {
+        let (pair, handles) = pair(talking, then, 2).await;
+        for (model, stream, handle) in CELLS {
+            let handle = &handles[handle];
+            let before = handle.counts().calls;
+            let asked = tokio::spawn(pair.begin(&Request::chat(model, stream)));
+            soon(handle.wait_for(|counts| counts.active == 1 && counts.calls == before + 1)).await;
+            if stream && talking {
+                let mut exchange = soon(asked).await.unwrap();
+                exchange.piece().await.unwrap();
+                drop(exchange);
+            } else {
+                asked.abort();
             }
+            let left = Instant::now();
+            pair.at_rest().await;
+            let after = left.elapsed();
+            assert_eq!(handle.counts().active, 0, "{stage} {model}: the place is free only when the call is over");
+            assert!(after >= bound && after < bound + Duration::from_millis(100), "{stage} {model}: {after:?}");
         }
     }
 }
@@ -96,8 +105,8 @@ async fn a_cancelled_request_lets_the_next_one_in_only_when_the_backend_has_stop
 #[tokio::test(start_paused = true)]
 async fn leaving_the_queue_leaves_nothing_behind() {
     // QUE-2, EDG-3; field report 35
-    let (pair, handles) = pair(Script::new().delta("some").hang(), 1).await;
-    for (model, handle) in MODELS.into_iter().zip(&handles) {
+    let (pair, handles) = pair(true, Script::hang, 1).await;
+    for (model, handle) in ["tunnel", "run"].into_iter().zip(&handles) {
         let mut running = pair.begin(&Request::chat(model, true)).await;
         running.piece().await.unwrap();
         let mut waiters: Vec<_> = (0..50).map(|n| tokio::spawn(pair.ask(&Request::chat(model, n % 2 == 0)))).collect();
@@ -112,30 +121,31 @@ async fn leaving_the_queue_leaves_nothing_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deadline_ends_a_request_in_every_stage_at_its_time() {
-    // API-14, EDG-1, EXE-10, LEA-6, NOD-3
-    let deadline = Duration::from_secs(20);
-    let request = |model, stream| Request::chat(model, stream).header("x-iop-deadline-ms", "20000");
-    for (stage, script) in [("prefill", Script::new().hang()), ("decode", Script::new().delta("some").hang())] {
-        let (pair, handles) = pair(script, 1).await;
-        for (model, handle) in MODELS.into_iter().zip(&handles) {
-            for stream in [true, false] {
-                let start = Instant::now();
-                let running = tokio::spawn(pair.ask(&request(model, stream)));
-                pair.until("it runs", |snapshot| !snapshot.is_at_rest()).await;
-                let waiting = tokio::spawn(pair.ask(&request(model, stream)));
-                for (place, answer) in [("running", running.await.unwrap()), ("waiting", waiting.await.unwrap())] {
-                    let after = start.elapsed();
-                    assert!(after >= deadline && after < deadline + Duration::from_millis(100), "{place}: {after:?}");
-                    let Outcome::Failed { status, code, .. } = read(&answer) else { panic!("{:?}", read(&answer)) };
-                    assert_eq!(code.as_deref(), Some("deadline_exceeded"), "{stage} {model} {stream} {place}");
-                    let committed = stage == "decode" && stream && place == "running";
-                    assert_eq!(status, if committed { 200 } else { 504 }, "{stage} {model} {stream} {place}");
-                }
-                pair.at_rest().await;
-                assert_eq!(handle.counts().active, 0);
+    // API-14, EDG-1, EXE-10, LEA-6, NOD-3; field report 2: no timer waits for a chunk
+    let (half, full) = (Duration::from_secs(10), Duration::from_secs(20));
+    let request = |model, stream, deadline: Duration| {
+        Request::chat(model, stream).header("x-iop-deadline-ms", &deadline.as_millis().to_string())
+    };
+    for talking in [false, true] {
+        let (pair, handles) = pair(talking, Script::hang, 1).await;
+        for (model, stream, handle) in CELLS {
+            let start = Instant::now();
+            let running = tokio::spawn(pair.ask(&request(model, stream, full)));
+            pair.until("it runs", |snapshot| !snapshot.is_at_rest()).await;
+            let waiting = tokio::spawn(pair.ask(&request(model, stream, half)));
+            for (place, asked, deadline) in [("waiting", waiting, half), ("running", running, full)] {
+                let answer = asked.await.unwrap();
+                let after = start.elapsed();
+                assert!(after >= deadline && after < deadline + Duration::from_millis(100), "{place}: {after:?}");
+                let Outcome::Failed { status, code, .. } = read(&answer) else { panic!("{:?}", read(&answer)) };
+                assert_eq!(code.as_deref(), Some("deadline_exceeded"), "{model} {stream} {place}");
+                let committed = talking && stream && place == "running";
+                assert_eq!(status, if committed { 200 } else { 504 }, "{model} {stream} {place}");
             }
-            assert_eq!(handle.counts().calls, 2, "the waiting ones never started");
+            pair.at_rest().await;
+            assert_eq!(handles[handle].counts().active, 0);
         }
+        assert_eq!(handles.map(|handle| handle.counts().calls), [2, 2], "the waiting ones never started");
     }
 }
 
@@ -146,7 +156,7 @@ async fn a_queue_timeout_ends_only_the_waiter() {
     let plan = PairPlan::new(vec![PairProvider::new("p", provider, 1, &["m"])]).queue(16, Duration::from_secs(30));
     let pair = Pair::start(plan).await;
     let running = tokio::spawn(pair.ask(&Request::chat("m", true)));
-    handle.wait_for(|counts| counts.paused == 1).await;
+    soon(handle.wait_for(|counts| counts.paused == 1)).await;
     let start = Instant::now();
     let answer = pair.ask(&Request::chat("m", true)).await;
     let Outcome::Failed { status: 503, code, .. } = read(&answer) else { panic!("{:?}", read(&answer)) };
@@ -218,11 +228,9 @@ async fn a_hung_provider_with_200_requests_holds_up_nobody_else() {
     // LEA-1, QUE-1, WIR-7; field report 4
     let (hung, _) = ScriptedProvider::new(Script::new().hang()).with_tunnels().into_parts();
     let (good, _) = ScriptedProvider::new(Script::new().wait(Duration::from_millis(10)).delta("a")).into_parts();
-    let plan = PairPlan::new(vec![
-        PairProvider::new("hung", hung, 100, &["a"]),
-        PairProvider::new("good", good, 4, &["b"]),
-    ])
-    .queue(1_000, Duration::from_secs(10_000));
+    let plan =
+        PairPlan::new(vec![PairProvider::new("hung", hung, 100, &["a"]), PairProvider::new("good", good, 4, &["b"])])
+            .queue(1_000, Duration::from_secs(10_000));
     let pair = Pair::start(plan).await;
     let _stuck: Vec<_> = (0..200).map(|_| tokio::spawn(pair.ask(&Request::chat("a", true)))).collect();
     pair.until("all are stuck", |snapshot| snapshot.models.iter().any(|model| model.waiting == 100)).await;
@@ -269,6 +277,7 @@ async fn ten_thousand_at_once_fill_a_bounded_queue_and_the_rest_hears_when_to_co
         let wait: u64 = answer.head.header("retry-after").unwrap().parse().unwrap();
         assert!((1..=60).contains(&wait));
     }
+    soon(handle.wait_for(|counts| counts.paused == 4)).await;
     assert_eq!((pair.waiting(), handle.counts().active), (100, 4));
     handle.release_all();
     while let Some(answer) = clients.next().await {
@@ -281,17 +290,17 @@ async fn ten_thousand_at_once_fill_a_bounded_queue_and_the_rest_hears_when_to_co
 #[tokio::test(start_paused = true)]
 async fn a_cancel_by_id_reaches_that_run_only() {
     // EDG-3, EDG-1
-    let (pair, handles) = pair(Script::new().delta("a").pause(), 4).await;
+    let (pair, handles) = pair(true, Script::pause, 4).await;
     let submit = || Submit::to_model(ModelName::new("run").unwrap());
     let body = chat_body("run", true, &json!({})).to_string();
     let (first, first_events) = pair.edge().submit_run(submit(), body.clone().into()).await.unwrap();
     let (second, second_events) = pair.edge().submit_run(submit(), body.into()).await.unwrap();
-    handles[1].wait_for(|counts| counts.paused == 2).await;
+    soon(handles[1].wait_for(|counts| counts.paused == 2)).await;
     assert_ne!(first.run_id, second.run_id);
     assert_eq!(pair.edge().cancel(first.run_id), CancelRun::Cancelled);
     let last = first_events.collect::<Vec<_>>().await.pop().unwrap();
     assert_eq!(last.kind, RunEventKind::Cancelled(CancelReason::Client));
-    handles[1].wait_for(|counts| counts.cancels_seen == 1 && counts.paused == 1).await;
+    soon(handles[1].wait_for(|counts| counts.cancels_seen == 1 && counts.paused == 1)).await;
     handles[1].release();
     let last = second_events.collect::<Vec<_>>().await.pop().unwrap();
     assert!(matches!(last.kind, RunEventKind::Complete { .. }), "{last:?}");
@@ -308,7 +317,7 @@ async fn a_shutdown_refuses_what_is_new_and_waits_for_what_runs() {
     let plan = PairPlan::new(vec![PairProvider::new("p", provider, 1, &["m"])]).queue(8, Duration::from_secs(60));
     let pair = Pair::start(plan).await;
     let running = tokio::spawn(pair.ask(&Request::chat("m", true)));
-    handle.wait_for(|counts| counts.paused == 1).await;
+    soon(handle.wait_for(|counts| counts.paused == 1)).await;
     let waiting = tokio::spawn(pair.ask(&Request::chat("m", true)));
     pair.until("one waits", |snapshot| snapshot.models[0].waiting == 1).await;
     let edge = pair.edge().clone();

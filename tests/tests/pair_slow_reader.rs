@@ -83,11 +83,12 @@ impl Provider for Talker {
 /// An endless provider (models `tunnel` and `run`) beside one that says 1 MiB and ends (`lively`).
 async fn pair() -> (Pair, Arc<Talker>) {
     let talker = Arc::new(Talker::default());
+    let shared = || -> Arc<dyn Provider> { Arc::<Talker>::clone(&talker) };
     let lively = (0..256).fold(Script::new(), |script, _| script.delta("x".repeat(PART)));
     let (lively, _) = ScriptedProvider::new(lively).with_tunnels().into_parts();
     let plan = PairPlan::new(vec![
-        PairProvider::new("t", talker.clone(), 4, &["tunnel"]),
-        PairProvider::new("r", talker.clone(), 4, &["run"]).by_run(),
+        PairProvider::new("t", shared(), 4, &["tunnel"]),
+        PairProvider::new("r", shared(), 4, &["run"]).by_run(),
         PairProvider::new("l", lively, 64, &["lively"]),
     ]);
     (Pair::start(plan).await, talker)
@@ -112,7 +113,11 @@ async fn one_stopped_reader_among_32_holds_its_window_and_delays_nobody() {
             let Outcome::Whole { text } = read(&answer.unwrap()) else { panic!("an answer") };
             assert_eq!(text.len(), 256 * PART);
         }
-        assert!(start.elapsed() < Duration::from_millis(50), "nothing waits for the stopped one: {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_millis(50),
+            "nothing waits for the stopped one: {:?}",
+            start.elapsed()
+        );
         assert_eq!(talker.taken.load(Ordering::SeqCst), held, "{model}: not a byte more");
         // It goes on as soon as the client does.
         for _ in 0..200 {

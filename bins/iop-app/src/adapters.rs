@@ -51,7 +51,9 @@ impl AdapterFactory for BuiltIn {
 
     fn inventory(&self) -> Vec<AdapterInventory> {
         let kinds = iop_adapters::kinds().iter().chain(&THROUGH_OPENAI_COMPAT);
-        kinds.map(|kind| AdapterInventory { kind: (*kind).to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }).collect()
+        kinds
+            .map(|kind| AdapterInventory { kind: (*kind).to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() })
+            .collect()
     }
 }
 
@@ -66,7 +68,8 @@ fn openai_compat(config: &ProviderConfig) -> Result<Arc<dyn Provider>, AdapterBu
     }
     settings.max_concurrency = NonZeroU32::new(config.capacity);
     let adapter = OpenAiCompat::new(settings).map_err(|error| {
-        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+        let cause =
+            std::error::Error::source(&error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
         AdapterBuildError::config(cause)
     })?;
     Ok(Arc::new(adapter))

@@ -26,7 +26,6 @@ impl std::fmt::Debug for Admin {
 }
 
 /// `/metrics`, `/healthz` and `/readyz`.
-#[must_use]
 pub fn router(admin: Admin) -> Router {
     let Admin { ready, metrics } = admin;
     Router::new()
@@ -34,7 +33,11 @@ pub fn router(admin: Admin) -> Router {
         .route(
             "/readyz",
             get(move || {
-                let answer = if ready() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") };
+                let answer = if ready() {
+                    (StatusCode::OK, "ready\n")
+                } else {
+                    (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+                };
                 async move { answer }
             }),
         )

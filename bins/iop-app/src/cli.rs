@@ -227,8 +227,9 @@ fn check_files(files: &[PathBuf]) -> Result<(), Failure> {
 /// A Node's file says where its Edge is; an Edge's file can't.
 fn is_node_file(path: &std::path::Path) -> bool {
     let Ok(text) = std::fs::read_to_string(path) else { return false };
-    Tree::parse(&text, &mut Problems::default())
-        .is_some_and(|tree| ["edge", "token_file", "token", "dial_address", "reconnect"].iter().any(|key| tree.get(key).is_some()))
+    Tree::parse(&text, &mut Problems::default()).is_some_and(|tree| {
+        ["edge", "token_file", "token", "dial_address", "reconnect"].iter().any(|key| tree.get(key).is_some())
+    })
 }
 
 fn run_init(options: &InitOptions) -> Result<(), Failure> {
@@ -242,7 +243,10 @@ fn hash() -> Result<(), Failure> {
         note("paste the token, then press Enter and Ctrl-D:");
     }
     let mut text = String::new();
-    stdin().take(4096).read_to_string(&mut text).map_err(|error| Failure::usage(format!("can't read the token: {error}")))?;
+    stdin()
+        .take(4096)
+        .read_to_string(&mut text)
+        .map_err(|error| Failure::usage(format!("can't read the token: {error}")))?;
     say(hash_lines(&text)?);
     Ok(())
 }

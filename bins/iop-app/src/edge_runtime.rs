@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use iop_edge_core::Edge;
 use iop_edge_core::api::Engine;
 use iop_edge_core::catalog::Catalog;
 use iop_edge_core::openai::{OpenAiConfig, OpenAiService};
-use iop_edge_core::Edge;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -64,13 +64,16 @@ impl EdgeRuntime {
                     in_use: provider.in_use.in_use(),
                 })
                 .collect(),
-            nodes: snapshot.nodes.iter().map(|node| NodeGauge { id: node.node.to_string(), ready: node.connected }).collect(),
+            nodes: snapshot
+                .nodes
+                .iter()
+                .map(|node| NodeGauge { id: node.node.to_string(), ready: node.connected })
+                .collect(),
             waiting: snapshot.models.iter().map(|model| model.waiting as u64).sum(),
         }
     }
 
     /// What the admin listener serves.
-    #[must_use]
     pub fn admin(&self) -> Router {
         let (ready, runtime) = (self.edge.clone(), self.clone());
         router(Admin {
@@ -82,7 +85,13 @@ impl EdgeRuntime {
     /// Serves until `shutdown`: then refuses new work with a typed answer, finishes what runs for up to 30 s, says Goodbye
     /// to the Nodes, and closes the listeners. `shutdown.now` cuts all of that short. `told` is called when it begins,
     /// with the number of requests being answered.
-    pub async fn serve(self, openai: HttpListener, admin: Option<HttpListener>, shutdown: Shutdown, told: impl FnOnce(usize)) {
+    pub async fn serve(
+        self,
+        openai: HttpListener,
+        admin: Option<HttpListener>,
+        shutdown: Shutdown,
+        told: impl FnOnce(usize),
+    ) {
         let stop = Shutdown::default();
         let mut listeners = JoinSet::new();
         listeners.spawn(openai.serve(Tracked::new(self.openai.clone(), self.inflight.clone()), stop.clone()));

@@ -57,10 +57,13 @@ struct File {
 /// [`Failure`] with the next step. Nothing is written when a file is there already.
 pub fn init(options: &InitOptions, now: SystemTime) -> Result<Init, Failure> {
     if iop_execution::NodeId::new(&options.node).is_err() || options.node.contains(['"', '\\']) {
-        return Err(Failure::usage(format!("`{}` can't be the id of a Node", options.node.escape_debug())).hint("--node gpu-1"));
+        return Err(
+            Failure::usage(format!("`{}` can't be the id of a Node", options.node.escape_debug())).hint("--node gpu-1")
+        );
     }
     if let Some(url) = &options.backend {
-        Origin::parse(url).map_err(|error| Failure::usage(format!("--backend: {error}")).hint("for example http://127.0.0.1:8000"))?;
+        Origin::parse(url)
+            .map_err(|error| Failure::usage(format!("--backend: {error}")).hint("for example http://127.0.0.1:8000"))?;
     }
     for host in &options.host {
         if ServerName::try_from(host.trim_matches(['[', ']'])).is_err() {
@@ -71,8 +74,10 @@ pub fn init(options: &InitOptions, now: SystemTime) -> Result<Init, Failure> {
     let random = |error: getrandom::Error| Failure::fatal(format!("the operating system gives no randomness: {error}"));
     let token = Token::generate(TokenKind::Node).map_err(random)?;
     let key = Token::generate(TokenKind::ApiKey).map_err(random)?;
-    let certs = certs::generate(&options.host, now)
-        .map_err(|error| Failure::usage(format!("the certificate can't be made: {error}")).hint("--host takes a DNS name or an IP address"))?;
+    let certs = certs::generate(&options.host, now).map_err(|error| {
+        Failure::usage(format!("the certificate can't be made: {error}"))
+            .hint("--host takes a DNS name or an IP address")
+    })?;
     let files = [
         File { name: "certs/ca.pem", text: certs.ca, secret: false },
         File { name: "certs/edge.pem", text: certs.edge, secret: false },
@@ -89,8 +94,11 @@ pub fn init(options: &InitOptions, now: SystemTime) -> Result<Init, Failure> {
 fn write_all(dir: &Path, files: &[File], force: bool) -> Result<(), Failure> {
     let there: Vec<_> = files.iter().filter(|file| dir.join(file.name).exists()).map(|file| file.name).collect();
     if !there.is_empty() && !force {
-        let message = format!("{} already there: {}", if there.len() == 1 { "a file is" } else { "files are" }, there.join(", "));
-        return Err(Failure::usage(message).hint("nothing was written; --force overwrites them, --dir DIR writes elsewhere"));
+        let message =
+            format!("{} already there: {}", if there.len() == 1 { "a file is" } else { "files are" }, there.join(", "));
+        return Err(
+            Failure::usage(message).hint("nothing was written; --force overwrites them, --dir DIR writes elsewhere")
+        );
     }
     let failed = |path: &Path, error: io::Error| Failure::fatal(format!("can't write {}: {error}", path.display()));
     let certs = dir.join("certs");

@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use iop_edge_core::events::Notice;
 use iop_edge_core::{Edge, EdgeNodeEvent};
 use iop_execution::NodeId;
-use iop_wire::RefusalReason;
+use iop_wire::{CloseCode, RefusalReason};
 use tokio::time::Instant;
 
 /// One line for each reason of refusal in this time: strangers must not fill the log.
@@ -47,7 +47,10 @@ fn say(edge: &Edge, event: &EdgeNodeEvent) {
             capacities(edge, node);
         }
         EdgeNodeEvent::Draining { node, .. } => tracing::info!(%node, "node drains: it gets no new work"),
-        EdgeNodeEvent::Disconnected { node, code, .. } => tracing::warn!(%node, %code, "node disconnected"),
+        EdgeNodeEvent::Disconnected { node, code, .. } => match code {
+            CloseCode::Drained | CloseCode::Restart | CloseCode::Shutdown => tracing::info!(%node, %code, "node left"),
+            _ => tracing::warn!(%node, %code, "node disconnected"),
+        },
         EdgeNodeEvent::NotReady { node, code } => tracing::warn!(%node, %code, "node left before it was ready"),
         EdgeNodeEvent::Refused { .. } => {}
         #[allow(unreachable_patterns, reason = "the list may grow")]

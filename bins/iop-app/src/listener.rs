@@ -151,8 +151,13 @@ impl HttpListener {
     }
 }
 
-async fn connection<S, B>(socket: TcpStream, tls: Option<TlsAcceptor>, service: S, limits: Limits, stop: CancellationToken)
-where
+async fn connection<S, B>(
+    socket: TcpStream,
+    tls: Option<TlsAcceptor>,
+    service: S,
+    limits: Limits,
+    stop: CancellationToken,
+) where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Into<Box<dyn StdError + Send + Sync>>,

@@ -148,7 +148,12 @@ impl EdgeMetrics {
         registry.register("build", "Version of this program", build);
         registry.register("requests", "Client requests that ended", all.requests.clone());
         registry.register_with_unit("request_duration", "From arrival to end", Unit::Seconds, all.duration.clone());
-        registry.register_with_unit("request_ttft", "From arrival to the first content", Unit::Seconds, all.ttft.clone());
+        registry.register_with_unit(
+            "request_ttft",
+            "From arrival to the first content",
+            Unit::Seconds,
+            all.ttft.clone(),
+        );
         registry.register_with_unit("request_queue", "Wait for a place", Unit::Seconds, all.queue.clone());
         registry.register("input_tokens", "Prompt tokens as providers report them", all.input_tokens.clone());
         registry.register("output_tokens", "Generated tokens as providers report them", all.output_tokens.clone());

@@ -72,7 +72,11 @@ impl NodeMetrics {
         registry.register("node_runs_running", "Runs and tunnels at work", all.running.clone());
         registry.register("node_runs", "Runs and tunnels that ended", all.runs.clone());
         registry.register("node_run_failures", "Runs and tunnels that failed or were refused", all.failures.clone());
-        registry.register("node_late_messages", "Messages of the Edge for runs that were over", all.late_messages.clone());
+        registry.register(
+            "node_late_messages",
+            "Messages of the Edge for runs that were over",
+            all.late_messages.clone(),
+        );
         registry.register("node_late_pushes", "Output of providers for runs that were over", all.late_pushes.clone());
         all.registry = Arc::new(registry);
         all

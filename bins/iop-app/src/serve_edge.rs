@@ -37,7 +37,9 @@ pub struct BoundEdge {
 fn cannot_listen(name: &str, address: SocketAddr, error: &std::io::Error) -> Failure {
     let failure = Failure::fatal(format!("can't listen at {address} (listen.{name}): {error}"));
     match error.kind() {
-        std::io::ErrorKind::AddrInUse => failure.hint(format!("another program has that port; write another one under listen.{name}")),
+        std::io::ErrorKind::AddrInUse => {
+            failure.hint(format!("another program has that port; write another one under listen.{name}"))
+        }
         std::io::ErrorKind::PermissionDenied => failure.hint("ports below 1024 need a privilege; use one above"),
         _ => failure,
     }
@@ -50,9 +52,18 @@ fn cannot_listen(name: &str, address: SocketAddr, error: &std::io::Error) -> Fai
 pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
     let config = &loaded.config;
     let unusable = |error: tls::TlsError| Failure::usage(error.to_string());
-    let pair = |pair: &Option<crate::config::edge::TlsPair>| pair.as_ref().map(|pair| pair.load(&loaded.base)).transpose();
-    let openai_tls = pair(&config.tls.openai).map_err(unusable)?.map(|pair| tls::openai_server(&pair)).transpose().map_err(unusable)?;
-    let nodes_tls = pair(&config.tls.nodes).map_err(unusable)?.map(|pair| tls::nodes_server(&pair)).transpose().map_err(unusable)?;
+    let pair =
+        |pair: &Option<crate::config::edge::TlsPair>| pair.as_ref().map(|pair| pair.load(&loaded.base)).transpose();
+    let openai_tls = pair(&config.tls.openai)
+        .map_err(unusable)?
+        .map(|pair| tls::openai_server(&pair))
+        .transpose()
+        .map_err(unusable)?;
+    let nodes_tls = pair(&config.tls.nodes)
+        .map_err(unusable)?
+        .map(|pair| tls::nodes_server(&pair))
+        .transpose()
+        .map_err(unusable)?;
 
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let catalog = loaded.catalog(created)?;
@@ -64,11 +75,15 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
         ..Limits::default()
     };
     let address = config.listen.openai.address;
-    let openai = HttpListener::bind(address, openai_tls, limits).await.map_err(|error| cannot_listen("openai", address, &error))?;
+    let openai = HttpListener::bind(address, openai_tls, limits)
+        .await
+        .map_err(|error| cannot_listen("openai", address, &error))?;
     let address = config.listen.nodes.address;
     let nodes = TcpListener::bind(address).await.map_err(|error| cannot_listen("nodes", address, &error))?;
     let address = config.listen.admin.address;
-    let admin = HttpListener::bind(address, None, Limits::default()).await.map_err(|error| cannot_listen("admin", address, &error))?;
+    let admin = HttpListener::bind(address, None, Limits::default())
+        .await
+        .map_err(|error| cannot_listen("admin", address, &error))?;
     let unknown = |error: std::io::Error| Failure::fatal(format!("can't tell where it listens: {error}"));
     Ok(BoundEdge {
         openai_address: openai.local_addr().map_err(unknown)?,
@@ -103,7 +118,7 @@ impl BoundEdge {
             },
             accept.clone(),
         ));
-        runtime.serve(openai, Some(admin), shutdown, |running| shutting_down(running)).await;
+        runtime.serve(openai, Some(admin), shutdown, shutting_down).await;
         // After Goodbye; the engine refuses Nodes since the shutdown began.
         accept.cancel();
         accepting.abort();
@@ -120,9 +135,12 @@ pub(crate) fn shutting_down(running: usize) {
 /// # Errors
 /// [`Failure`] when it can't start.
 pub async fn serve(loaded: LoadedEdge) -> Result<(), Failure> {
-    let shutdown = Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
+    let shutdown =
+        Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
     let bound = bind(&loaded).await?;
-    let scheme = |pair: &Option<crate::config::edge::TlsPair>, tls: &'static str, plain: &'static str| if pair.is_some() { tls } else { plain };
+    let scheme = |pair: &Option<crate::config::edge::TlsPair>, tls: &'static str, plain: &'static str| {
+        if pair.is_some() { tls } else { plain }
+    };
     say(format!(
         "listening openai={}://{} nodes={}://{} admin=http://{}",
         scheme(&loaded.config.tls.openai, "https", "http"),

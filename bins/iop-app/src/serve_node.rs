@@ -38,7 +38,8 @@ pub fn connector(settings: &NodeSettings) -> Result<Arc<dyn Connector>, Failure>
 /// # Errors
 /// [`Failure`] when a setting can't be used.
 pub fn node(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<Node, Failure> {
-    let policy = ReconnectPolicy::new(settings.max_attempts, settings.interval).map_err(|error| Failure::usage(error.to_string()))?;
+    let policy = ReconnectPolicy::new(settings.max_attempts, settings.interval)
+        .map_err(|error| Failure::usage(error.to_string()))?;
     let upstream = match &settings.allow_upstream {
         Some(rules) => AllowUpstream::parse(rules).map_err(|error| Failure::usage(error.to_string()))?,
         None => AllowUpstream::default(),
@@ -58,9 +59,11 @@ pub fn node(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<
 /// # Errors
 /// [`Failure`] with the exit code of how it ended.
 pub async fn serve(settings: NodeSettings) -> Result<(), Failure> {
-    let shutdown = Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
+    let shutdown =
+        Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
     let metrics = NodeMetrics::new();
-    let teller = Teller { metrics: metrics.clone(), dial: settings.edge.dial.clone(), was_ready: AtomicBool::new(false) };
+    let teller =
+        Teller { metrics: metrics.clone(), dial: settings.edge.dial.clone(), was_ready: AtomicBool::new(false) };
     let node = node(&settings, Arc::new(teller))?;
     let status = node.status();
     let stop = Shutdown::default();

@@ -56,7 +56,9 @@ impl LogOptions {
         // Failing to install means that a host program or a test has its own subscriber, which then gets everything.
         let _already = match self.log.unwrap_or_default() {
             LogForm::Json => registry.with(fmt::layer().json().flatten_event(true).with_writer(stderr)).try_init(),
-            LogForm::Pretty => registry.with(fmt::layer().with_ansi(stderr().is_terminal()).with_writer(stderr)).try_init(),
+            LogForm::Pretty => {
+                registry.with(fmt::layer().with_ansi(stderr().is_terminal()).with_writer(stderr)).try_init()
+            }
         };
         Ok(())
     }

@@ -30,7 +30,10 @@ pub(crate) async fn send_tls(address: SocketAddr, ca: &Path, request: Request<Fu
     over(connector.connect(name, socket).await.unwrap(), request).await
 }
 
-async fn over<IO: AsyncRead + AsyncWrite + Unpin + Send + 'static>(io: IO, request: Request<Full<Bytes>>) -> Response<Incoming> {
+async fn over<IO: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    io: IO,
+    request: Request<Full<Bytes>>,
+) -> Response<Incoming> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.unwrap();
     tokio::spawn(connection);
     sender.send_request(request).await.unwrap()

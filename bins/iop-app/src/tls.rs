@@ -93,7 +93,8 @@ pub fn load_pair(cert: &Path, key: &Path) -> Result<Pair, TlsError> {
     let chain = load_certificates(cert)?;
     let problem = |problem: String| TlsError::Key { path: key.to_path_buf(), problem };
     let bytes = std::fs::read(key).map_err(|error| problem(error.to_string()))?;
-    let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| problem("it holds no private key in PEM form".to_owned()))?;
+    let key =
+        PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| problem("it holds no private key in PEM form".to_owned()))?;
     let pair = Pair { chain, key, path: cert.to_path_buf() };
     server(&pair, &[], false)?;
     Ok(pair)
@@ -152,7 +153,8 @@ pub fn node_client(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
     let mut roots = RootCertStore::empty();
     if let Some(path) = ca {
         for certificate in load_certificates(path)? {
-            let problem = |error: rustls::Error| TlsError::Certificate { path: path.to_path_buf(), problem: error.to_string() };
+            let problem =
+                |error: rustls::Error| TlsError::Certificate { path: path.to_path_buf(), problem: error.to_string() };
             roots.add(certificate).map_err(problem)?;
         }
     } else {

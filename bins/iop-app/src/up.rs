@@ -148,7 +148,8 @@ pub struct Up {
 /// # Errors
 /// [`Failure`] when it can't start, or the Node in it ends.
 pub async fn up(options: UpOptions) -> Result<(), Failure> {
-    let shutdown = Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
+    let shutdown =
+        Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
     let mut up = tokio::select! {
         up = start(&options, shutdown.clone()) => up?,
         () = shutdown.gracefully.cancelled() => return Ok(()),
@@ -176,7 +177,8 @@ pub async fn start(options: &UpOptions, shutdown: Shutdown) -> Result<Up, Failur
     let access = access(options, wanted)?;
     check_exposure(options, wanted)?;
     let auth = options.backend_auth.as_deref().map(AuthReference::parse).transpose();
-    let auth = auth.map_err(|error| Failure::usage(format!("--backend-auth: {error}")).hint("--backend-auth env:NAME"))?;
+    let auth =
+        auth.map_err(|error| Failure::usage(format!("--backend-auth: {error}")).hint("--backend-auth env:NAME"))?;
     let tls = match (&options.tls_cert, &options.tls_key) {
         (Some(cert), Some(key)) => {
             let unusable = |error: tls::TlsError| Failure::usage(error.to_string());
@@ -195,7 +197,8 @@ pub async fn start(options: &UpOptions, shutdown: Shutdown) -> Result<Up, Failur
     };
     let providers: Vec<_> = probed.iter().filter(|probed| matches!(probed.found, Found::Backend(_))).collect();
     let demo = providers.iter().all(|probed| probed.found == Found::Backend(Vec::new()));
-    let mut records: Vec<_> = providers.iter().map(|probed| record(&probed.name, Some(&probed.url), auth.as_ref())).collect();
+    let mut records: Vec<_> =
+        providers.iter().map(|probed| record(&probed.name, Some(&probed.url), auth.as_ref())).collect();
     if demo {
         records.push(record(DEMO, None, None));
     }
@@ -230,13 +233,15 @@ pub async fn start(options: &UpOptions, shutdown: Shutdown) -> Result<Up, Failur
 fn access(options: &UpOptions, wanted: SocketAddr) -> Result<Access, Failure> {
     match options.api_key.as_deref().filter(|key| !key.is_empty()) {
         Some(key) if key.len() > 256 || !key.bytes().all(|byte| byte.is_ascii_graphic()) => {
-            Err(Failure::usage("the API key must be 1 to 256 visible ASCII characters").hint("--api-key my-key, or IOP_API_KEY"))
+            Err(Failure::usage("the API key must be 1 to 256 visible ASCII characters")
+                .hint("--api-key my-key, or IOP_API_KEY"))
         }
         Some(key) => Ok(Access::Given(Redacted::new(key.to_owned()))),
         None if is_loopback(wanted) => Ok(Access::Open),
         None => {
             let key = NewApiKey::generate();
-            let key = key.map_err(|error| Failure::fatal(format!("the operating system gives no randomness: {error}")))?;
+            let key =
+                key.map_err(|error| Failure::fatal(format!("the operating system gives no randomness: {error}")))?;
             Ok(Access::Made(Redacted::new(key.key().to_owned())))
         }
     }
@@ -251,14 +256,17 @@ fn check_exposure(options: &UpOptions, wanted: SocketAddr) -> Result<(), Failure
         insecure_plaintext: options.insecure_plaintext,
     };
     if exposed(wanted, protection).contains(&Exposed::NoTls) {
-        let message = format!("{wanted} is reachable from other machines, and without TLS keys and prompts can be read on the way");
+        let message = format!(
+            "{wanted} is reachable from other machines, and without TLS keys and prompts can be read on the way"
+        );
         return Err(Failure::usage(message).hint(
             "give --tls-cert FILE --tls-key FILE (`iop init --host NAME` makes them), or say --insecure-plaintext, or listen on 127.0.0.1",
         ));
     }
     match options.metrics_listen {
         Some(address) if !is_loopback(address) => {
-            Err(Failure::usage(format!("metrics have neither key nor TLS and must not listen at {address}")).hint("--metrics-listen 127.0.0.1:9190"))
+            Err(Failure::usage(format!("metrics have neither key nor TLS and must not listen at {address}"))
+                .hint("--metrics-listen 127.0.0.1:9190"))
         }
         Some(_) | None => Ok(()),
     }
@@ -276,7 +284,8 @@ async fn find(options: &UpOptions, auth: Option<&AuthReference>) -> Result<Vec<P
     }
     let mut places: Vec<(String, String)> = Vec::new();
     for url in &options.backend {
-        let wrong = |error| Failure::usage(format!("--backend: {error}")).hint("for example --backend http://127.0.0.1:8000");
+        let wrong =
+            |error| Failure::usage(format!("--backend: {error}")).hint("for example --backend http://127.0.0.1:8000");
         let origin = Origin::parse(url).map_err(wrong)?.to_string();
         if places.iter().any(|(_, known)| *known == origin) {
             return Err(Failure::usage(format!("--backend {origin} is there twice")));
@@ -320,17 +329,19 @@ async fn listen(wanted: SocketAddr, tls: Option<Arc<rustls::ServerConfig>>) -> R
     loop {
         match HttpListener::bind(address, tls.clone(), Limits::default()).await {
             Ok(listener) => return Ok((listener, address != wanted)),
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                match address.port().checked_add(1) {
-                    Some(next) if next - wanted.port() <= NEXT_PORTS => address.set_port(next),
-                    Some(_) | None => {
-                        let last = address.port();
-                        return Err(Failure::fatal(format!("ports {} to {last} are taken", wanted.port()))
-                            .hint("--listen 127.0.0.1:0 takes any free one"));
-                    }
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => match address.port().checked_add(1) {
+                Some(next) if next - wanted.port() <= NEXT_PORTS => address.set_port(next),
+                Some(_) | None => {
+                    let last = address.port();
+                    return Err(Failure::fatal(format!("ports {} to {last} are taken", wanted.port()))
+                        .hint("--listen 127.0.0.1:0 takes any free one"));
                 }
+            },
+            Err(error) => {
+                return Err(
+                    Failure::fatal(format!("can't listen at {address}: {error}")).hint("--listen 127.0.0.1:8180")
+                );
             }
-            Err(error) => return Err(Failure::fatal(format!("can't listen at {address}: {error}")).hint("--listen 127.0.0.1:8180")),
         }
     }
 }
@@ -356,7 +367,8 @@ fn record(id: &str, url: Option<&str>, auth: Option<&AuthReference>) -> Provider
 fn catalog(records: &[ProviderRecord]) -> Result<(Catalog, Redacted<String>), Failure> {
     let random = |error: getrandom::Error| Failure::fatal(format!("the operating system gives no randomness: {error}"));
     let token = Token::generate(TokenKind::Node).map_err(random)?;
-    let providers: Result<Vec<_>, Failure> = records.iter().map(|record| record.provider_config().map(ProviderEntry::new)).collect();
+    let providers: Result<Vec<_>, Failure> =
+        records.iter().map(|record| record.provider_config().map(ProviderEntry::new)).collect();
     let id = NodeId::new(NODE).map_err(|error| Failure::fatal(error.to_string()))?;
     let node = NodeEntry::new(id, token.id().clone(), token.hash(), providers?);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -378,7 +390,10 @@ async fn start_node(
         }
     });
     // What is named on the command line is allowed; the rest stays as a Node has it.
-    let hosts = options.backend.iter().filter_map(|url| url.parse::<http::Uri>().ok()?.host().map(|host| host.trim_matches(['[', ']']).to_owned()));
+    let hosts = options
+        .backend
+        .iter()
+        .filter_map(|url| url.parse::<http::Uri>().ok()?.host().map(|host| host.trim_matches(['[', ']']).to_owned()));
     let rules = ["loopback".to_owned(), "private".to_owned()].into_iter().chain(hosts);
     let upstream = AllowUpstream::parse(rules).map_err(|error| Failure::usage(format!("--backend: {error}")))?;
     let node = Node::builder(token, Arc::new(connector))

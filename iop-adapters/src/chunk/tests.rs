@@ -32,14 +32,22 @@ fn counts_are_read_in_every_form_and_never_made_up() {
             r#"{"timings":{"cache_n":2,"prompt_n":3,"predicted_n":4}}"#,
             Some([Some(5), Some(4), None, Some(2)]),
         ),
-        ("usage wins over timings", r#"{"timings":{"predicted_n":9},"usage":{"completion_tokens":2}}"#, Some([None, Some(2), None, None])),
+        (
+            "usage wins over timings",
+            r#"{"timings":{"predicted_n":9},"usage":{"completion_tokens":2}}"#,
+            Some([None, Some(2), None, None]),
+        ),
         (
             "Responses",
             r#"{"type":"response.completed","response":{"usage":{"input_tokens":3,"output_tokens":2,
                 "input_tokens_details":{"cached_tokens":1}}}}"#,
             Some([Some(3), Some(2), None, Some(1)]),
         ),
-        ("nulls", r#"{"usage":{"prompt_tokens":null,"completion_tokens":2,"prompt_tokens_details":null}}"#, Some([None, Some(2), None, None])),
+        (
+            "nulls",
+            r#"{"usage":{"prompt_tokens":null,"completion_tokens":2,"prompt_tokens_details":null}}"#,
+            Some([None, Some(2), None, None]),
+        ),
         ("no counts", r#"{"usage":{}}"#, None),
         ("null", r#"{"usage":null}"#, None),
         ("wrong types", r#"{"usage":{"prompt_tokens":"3","completion_tokens":-2,"reasoning_tokens":1.5}}"#, None),
@@ -100,12 +108,22 @@ fn errors_are_recognised_in_every_shape_and_nothing_else_is_one() {
 #[test]
 fn unexpected_shapes_count_as_absent_and_bad_json_is_an_error() {
     for text in [
-        r#"{"choices":"x"}"#, r#"{"choices":{"index":0}}"#, r#"{"choices":null}"#, r#"{"usage":[1]}"#, r#"{"prompt_progress":1}"#, "[]", "1",
+        r#"{"choices":"x"}"#,
+        r#"{"choices":{"index":0}}"#,
+        r#"{"choices":null}"#,
+        r#"{"usage":[1]}"#,
+        r#"{"prompt_progress":1}"#,
+        "[]",
+        "1",
     ] {
         let chunk = read(text.as_bytes()).unwrap();
-        assert!(chunk.choices.is_empty() && chunk.usage.is_none() && !chunk.error && chunk.processed.is_none(), "{text}");
+        assert!(
+            chunk.choices.is_empty() && chunk.usage.is_none() && !chunk.error && chunk.processed.is_none(),
+            "{text}"
+        );
     }
-    let odd = read(br#"{"choices":[{"index":"0","delta":{"content":1,"tool_calls":{"a":1}},"finish_reason":7},3]}"#).unwrap();
+    let odd =
+        read(br#"{"choices":[{"index":"0","delta":{"content":1,"tool_calls":{"a":1}},"finish_reason":7},3]}"#).unwrap();
     assert_eq!(odd.choices.len(), 2);
     assert!(!odd.choices[0].has_content() && odd.choices[0].finish.is_none());
     for text in ["", "{", r#"{"choices":[}"#, r#"{"choices":[]} x"#, "nope"] {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use iop_execution::failure::FailureCode;
 use iop_execution::{
-    Capabilities, CapacityGate, CommandOutput, Completion, EventSink, ExecutionFailure, GatePermit, HeadSink, Health, Provider,
-    ProviderCommand, ProviderError, RunRequest, Target, TunnelEnd, TunnelRequest,
+    Capabilities, CapacityGate, CommandOutput, Completion, EventSink, ExecutionFailure, GatePermit, HeadSink, Health,
+    Provider, ProviderCommand, ProviderError, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 
 /// At most this many runs and tunnels of a provider at once; one more is refused as `busy`, at once.

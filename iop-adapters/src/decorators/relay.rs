@@ -10,8 +10,8 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use iop_execution::event::RunEventKind;
 use iop_execution::{
-    CancelReason, Completion, EventSink, Fenced, HeadSink, Provider, ProviderError, RunExecution, RunRequest, TunnelEnd,
-    TunnelExecution, TunnelFrame, TunnelRequest,
+    CancelReason, Completion, EventSink, Fenced, HeadSink, Provider, ProviderError, RunExecution, RunRequest,
+    TunnelEnd, TunnelExecution, TunnelFrame, TunnelRequest,
 };
 
 /// What an emission was, without its payload.

@@ -7,7 +7,8 @@ use iop_execution::event::{CancelReason, RunEventKind};
 use iop_execution::failure::FailureCode;
 use iop_execution::testkit::{Script, ScriptedProvider, chat_json, run_request, tunnel_request};
 use iop_execution::{
-    ChatInput, ExecutionFailure, Health, Provider, ProviderError, RunExecution, Target, TunnelExecution, TunnelFrame, Usage,
+    ChatInput, ExecutionFailure, Health, Provider, ProviderError, RunExecution, Target, TunnelExecution, TunnelFrame,
+    Usage,
 };
 
 use super::*;
@@ -168,7 +169,8 @@ async fn a_cancel_reaches_the_wrapped_provider_as_a_cancel() {
 #[tokio::test(start_paused = true)]
 async fn a_record_holds_kinds_and_times_and_no_payload() {
     // ADP-6
-    let script = Script::text("SENTINEL").wait(Duration::from_secs(1)).delta("SENTINEL").fail(ProviderError::unreachable());
+    let script =
+        Script::text("SENTINEL").wait(Duration::from_secs(1)).delta("SENTINEL").fail(ProviderError::unreachable());
     let record = Arc::new(Record::new(Arc::new(ScriptedProvider::new(script).with_tunnels())));
     run(&record).collect::<Vec<_>>().await;
     tunnel(&record).collect::<Vec<_>>().await;

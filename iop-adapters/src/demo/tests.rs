@@ -79,8 +79,10 @@ async fn the_answer_is_a_function_of_the_last_user_message() {
         { "role": "assistant", "content": "y" }, { "role": "user", "content": "hello there" },
     ]});
     assert_eq!(once, text(&ask(&with_history).await));
-    let others: std::collections::HashSet<_> =
-        futures_util::stream::iter(0..20).then(|at| async move { text(&ask(&user(&at.to_string())).await) }).collect().await;
+    let others: std::collections::HashSet<_> = futures_util::stream::iter(0..20)
+        .then(|at| async move { text(&ask(&user(&at.to_string())).await) })
+        .collect()
+        .await;
     assert_eq!(others.len(), 20);
     assert!(!text(&ask(&json!({ "messages": [] })).await).is_empty());
 }
@@ -162,7 +164,10 @@ async fn tools_are_called_when_required_named_or_asked_for() {
         }
     }
     let mut answered = request("call get_weather", Value::Null);
-    answered["messages"].as_array_mut().unwrap().push(json!({ "role": "tool", "tool_call_id": "c", "content": "sunny" }));
+    answered["messages"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({ "role": "tool", "tool_call_id": "c", "content": "sunny" }));
     assert!(text(&ask(&answered).await).contains("sunny"), "a result ends the call");
 }
 
@@ -230,5 +235,16 @@ proptest! {
         let tokens: Vec<_> = text::tokens(&text).collect();
         prop_assert_eq!(&tokens.concat(), &text);
         prop_assert!(tokens.iter().all(|token| !token.is_empty() && token.chars().count() <= 12));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_keeps_the_contract_of_providers() {
+    // EXE-15
+    use iop_execution::testkit::{CheckOptions, check_provider};
+    for pace in [DemoPace::REALISTIC, DemoPace::INSTANT] {
+        let options = CheckOptions::new(Target::new(DEMO_TARGET).unwrap());
+        let report = check_provider(Arc::new(Demo::new(pace)), options).await;
+        assert!(report.is_ok(), "{report}");
     }
 }

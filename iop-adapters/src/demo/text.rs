@@ -41,7 +41,13 @@ fn pick<'a>(from: &[&'a str], hash: u64, salt: u32) -> &'a str {
 }
 
 pub(super) fn last_user_message(input: &ChatInput) -> String {
-    input.messages().iter().rev().find(|message| message.role == "user").map(|message| message.text()).unwrap_or_default()
+    input
+        .messages()
+        .iter()
+        .rev()
+        .find(|message| message.role == "user")
+        .map(|message| message.text())
+        .unwrap_or_default()
 }
 
 fn quote(text: &str) -> String {
@@ -57,7 +63,10 @@ pub(super) fn answer(input: &ChatInput, message: &str) -> String {
     let hash = hash(message);
     let opening = pick(&OPENINGS, hash, 0);
     if let Some(last) = input.messages().last().filter(|last| last.role == "tool") {
-        return format!("{opening} The tool answered: {}. That is all the demo model does with it.", quote(&last.text()));
+        return format!(
+            "{opening} The tool answered: {}. That is all the demo model does with it.",
+            quote(&last.text())
+        );
     }
     let said = match message.trim() {
         "" => "You sent no text.".to_owned(),
@@ -98,10 +107,13 @@ pub(super) fn name_of(function: &Value) -> &str {
 
 /// True if the message says `call <name>`, in any case.
 pub(super) fn asks_to_call(message: &str, name: &str) -> bool {
-    let mut words = message.split_whitespace().map(|word| word.trim_matches(|c: char| c.is_ascii_punctuation() && c != '_'));
+    let mut words =
+        message.split_whitespace().map(|word| word.trim_matches(|c: char| c.is_ascii_punctuation() && c != '_'));
     !name.is_empty()
-        && std::iter::from_fn(|| words.by_ref().find(|word| word.eq_ignore_ascii_case("call")).map(|_| words.clone().next()))
-            .any(|next| next == Some(name))
+        && std::iter::from_fn(|| {
+            words.by_ref().find(|word| word.eq_ignore_ascii_case("call")).map(|_| words.clone().next())
+        })
+        .any(|next| next == Some(name))
 }
 
 pub(super) fn call_id(name: &str, arguments: &str) -> String {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use http::header::CONTENT_LENGTH;
 use http::HeaderValue;
+use http::header::CONTENT_LENGTH;
 use iop_execution::RequestBody;
 use rustls::{ClientConfig, RootCertStore};
 
@@ -124,4 +124,20 @@ fn sent_body(body: RequestBody, aborted: &Arc<AtomicBool>) -> reqwest::Body {
             aborted.store(true, Ordering::Release);
         }
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_can_be_set_up_for_either_scheme_without_a_process_wide_provider() {
+        // ADP-1: TLS brings its own crypto, so nothing needs to be installed first
+        for (url, https) in [("http://127.0.0.1:1", false), ("https://127.0.0.1:1", true)] {
+            let origin = Origin::parse(url).unwrap();
+            assert!(tls(&origin).is_ok());
+            assert_eq!(origin.is_https(), https);
+            assert!(!format!("{:?}", HttpClient::new(origin).unwrap()).is_empty());
+        }
+    }
 }

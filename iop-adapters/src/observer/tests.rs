@@ -132,7 +132,11 @@ fn counts_on_every_token_do_not_cost_a_frame_each() {
 #[test]
 fn every_choice_must_finish() {
     // API-7
-    let finish = |index: u32| Bytes::from(format!("data: {{\"choices\":[{{\"index\":{index},\"delta\":{{}},\"finish_reason\":\"stop\"}}]}}\n\n"));
+    let finish = |index: u32| {
+        Bytes::from(format!(
+            "data: {{\"choices\":[{{\"index\":{index},\"delta\":{{}},\"finish_reason\":\"stop\"}}]}}\n\n"
+        ))
+    };
     for (choices, finishes, complete) in [(1, &[0][..], true), (2, &[0], false), (2, &[1], false), (2, &[1, 0], true)] {
         let mut observer = Observer::new(choices);
         for index in finishes {
@@ -153,7 +157,12 @@ fn every_choice_must_finish() {
 #[test]
 fn a_json_tail_without_data_is_an_error_and_not_silence() {
     // API-7; field report 68
-    for tail in ["{\"error\":{\"message\":\"x\"}}", "{\"error\":\"x\"}\n", "\n{\"object\":\"error\"}\n\n", "data: {\"error\":\"x\"}\n"] {
+    for tail in [
+        "{\"error\":{\"message\":\"x\"}}",
+        "{\"error\":\"x\"}\n",
+        "\n{\"object\":\"error\"}\n\n",
+        "data: {\"error\":\"x\"}\n",
+    ] {
         let outcome = observe([Bytes::from(content("a")), Bytes::from(tail)]);
         assert_eq!(outcome.end, Some(FailureCode::ProviderRejected), "{tail:?}");
     }

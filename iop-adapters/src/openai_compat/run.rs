@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::tool_calls::{ToolCalls, text};
 use super::{Media, OpenAiCompat, edit, failed, in_prefill, media};
-use crate::chunk::{self, Chunk, Choice};
+use crate::chunk::{self, Choice, Chunk};
 use crate::http::UpstreamResponse;
 use crate::json::Text;
 use crate::rules;

@@ -110,3 +110,21 @@ fn flags_of(frames: &[TunnelFrame]) -> Vec<FrameFlags> {
         })
         .collect()
 }
+
+#[tokio::test]
+async fn it_keeps_the_contract_of_providers() {
+    // EXE-15, EXE-1, SEC-1
+    use iop_execution::testkit::{Answer, CheckOptions, check_provider};
+    let chunk = |text: &str| {
+        let text = format!("{text} {}", "x".repeat(4096));
+        format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n")
+    };
+    let talk = (0..200).fold(Answer::events(), |answer, at| answer.write(chunk(&at.to_string())));
+    let end = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":200}}\n\ndata: [DONE]\n\n";
+    let backend = ScriptedBackend::builder().model("m", talk.write(end)).start().await.unwrap();
+    let mut options = CheckOptions::new(target("m"));
+    options.close_within = Duration::from_millis(300);
+    let report = check_provider(adapter(&backend), options).await;
+    assert!(report.is_ok(), "{report}");
+    assert_eq!(report.to_string().matches("waited, then").count(), 2, "{report}");
+}

@@ -116,7 +116,9 @@ mod tests {
             ),
             (
                 "no index",
-                &[r#"{"id":"a","function":{"name":"f","arguments":"{"}},{"function":{"arguments":"}"}},{"id":"b","function":{"name":"f"}}"#],
+                &[
+                    r#"{"id":"a","function":{"name":"f","arguments":"{"}},{"function":{"arguments":"}"}},{"id":"b","function":{"name":"f"}}"#,
+                ],
                 &[(0, Some("a"), Some("f"), "{"), (0, None, None, "}"), (1, Some("b"), Some("f"), "")],
             ),
             (

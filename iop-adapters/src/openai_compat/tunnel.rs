@@ -2,8 +2,8 @@
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use http::header::CONTENT_TYPE;
 use http::HeaderValue;
+use http::header::CONTENT_TYPE;
 use iop_execution::failure::FailureStage;
 use iop_execution::{BodySink, FrameFlags, HeadSink, ProviderError, TunnelEnd, TunnelRequest, Usage};
 use tokio::time::{Instant, timeout_at};
@@ -32,9 +32,9 @@ pub(super) async fn relay(
         (true, Media::Json) => Err(json_for_events(response).await),
         // Some servers call their event stream plain text, or nothing at all.
         (true, Media::Events | Media::Other) => events(adapter, response, head, choices).await,
-        (false, Media::Events) => {
-            Err(in_prefill(ProviderError::protocol("the provider answered with an event stream that was not asked for")))
-        }
+        (false, Media::Events) => Err(in_prefill(ProviderError::protocol(
+            "the provider answered with an event stream that was not asked for",
+        ))),
         (false, Media::Json | Media::Other) => whole(response, head).await,
     }
 }

@@ -28,9 +28,23 @@ fn only_listed_calls_pass() {
 fn suspicious_paths_are_refused_and_never_repaired() {
     // SEC-1
     for path in [
-        "", "v1/models", "/v1/../v1/models", "/v1/%2e%2e/models", "/v1%2Fmodels", "/v1%5cmodels", "/v1\\models",
-        "//v1/models", "/v1//models", "/v1/models@evil", "http://evil/v1/models", "/v1/models\r\nx: y", "/v1/models\0",
-        "/v1/mod els", "/v1/modéls", "/v1/%2E./models", "@evil/v1/models",
+        "",
+        "v1/models",
+        "/v1/../v1/models",
+        "/v1/%2e%2e/models",
+        "/v1%2Fmodels",
+        "/v1%5cmodels",
+        "/v1\\models",
+        "//v1/models",
+        "/v1//models",
+        "/v1/models@evil",
+        "http://evil/v1/models",
+        "/v1/models\r\nx: y",
+        "/v1/models\0",
+        "/v1/mod els",
+        "/v1/modéls",
+        "/v1/%2E./models",
+        "@evil/v1/models",
     ] {
         let error = OPENAI.check(&Method::GET, path).unwrap_err();
         assert_eq!(error.failure().code, iop_execution::FailureCode::InvalidRequest, "{path:?}");
@@ -67,9 +81,27 @@ fn headers_pass_by_list_in_both_directions() {
     // SEC-1, SEC-2
     let mut from = HeaderMap::new();
     for name in [
-        "authorization", "cookie", "host", "x-api-key", "proxy-authorization", "te", "trailer", "transfer-encoding",
-        "upgrade", "expect", "connection", "content-length", "forwarded", "x-forwarded-for", "content-encoding",
-        "x-stainless-os", "openai-organization", "set-cookie", "location", "server", "x_y",
+        "authorization",
+        "cookie",
+        "host",
+        "x-api-key",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "expect",
+        "connection",
+        "content-length",
+        "forwarded",
+        "x-forwarded-for",
+        "content-encoding",
+        "x-stainless-os",
+        "openai-organization",
+        "set-cookie",
+        "location",
+        "server",
+        "x_y",
     ] {
         from.insert(name, HeaderValue::from_static("SENTINEL"));
     }

@@ -1,6 +1,7 @@
 //! Decides what a Node's messages do: order and state first, then each to the run or the engine it belongs to.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -159,6 +160,11 @@ fn wall_clock_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+fn violated(shared: &Shared, id: ConnectionId, violation: Violation) {
+    tracing::warn!(connection = id.0, violation = violation.as_str(), "a node broke the protocol");
+    shared.with(|core, now| core.state.violation(id, violation, now));
+}
+
 /// What only the connection's task uses.
 struct Session {
     shared: Arc<Shared>,
@@ -220,9 +226,7 @@ impl Session {
 
     /// Ends the connection for a broken rule.
     fn violation(&self, violation: Violation) {
-        let id = self.connection.id;
-        tracing::warn!(connection = id.0, violation = violation.as_str(), "a node broke the protocol");
-        self.shared.with(|core, now| core.state.violation(id, violation, now));
+        violated(&self.shared, self.connection.id, violation);
     }
 
     /// One message. `Some` = the peer ended the connection.
@@ -297,20 +301,20 @@ impl Session {
 
     /// The run of a number. A number above the highest given is a violation, any other without a run is late (WIR-11).
     fn find(&mut self, number: RunNumber) -> Option<&Arc<Run>> {
-        if !self.known.contains_key(&number) {
-            let outbox = &self.connection.outbox;
-            if number.0 == 0 || number > outbox.highest() {
-                self.violation(Violation::UnknownRun);
-                return None;
-            }
-            let run = outbox.key_of(number).and_then(|key| self.connection.runs().get(&key).map(Arc::clone));
-            let Some(run) = run else {
-                self.shared.observe(&Observation::LateMessage);
-                return None;
-            };
-            self.known.insert(number, run);
+        let slot = match self.known.entry(number) {
+            Entry::Occupied(known) => return Some(known.into_mut()),
+            Entry::Vacant(slot) => slot,
+        };
+        let outbox = &self.connection.outbox;
+        if number.0 == 0 || number > outbox.highest() {
+            violated(&self.shared, self.connection.id, Violation::UnknownRun);
+            return None;
         }
-        self.known.get(&number)
+        let run = outbox.key_of(number).and_then(|key| self.connection.runs().get(&key).map(Arc::clone));
+        if run.is_none() {
+            self.shared.observe(&Observation::LateMessage);
+        }
+        run.map(|run| &*slot.insert(run))
     }
 
     /// An event or frame of a run.

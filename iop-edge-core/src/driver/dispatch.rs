@@ -110,12 +110,7 @@ async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), Su
     Ok((grant, claim))
 }
 
-fn dispatch(
-    shared: &Arc<Shared>,
-    request: &Submit,
-    grant: &Grant,
-    payload: Payload,
-) -> Result<Output, SubmitError> {
+fn dispatch(shared: &Arc<Shared>, request: &Submit, grant: &Grant, payload: Payload) -> Result<Output, SubmitError> {
     let (payload, body) = split(payload, grant.wire)?;
     let opened = shared.with(|core, now| {
         let id = core.state.dispatch(grant.attempt, now)?;

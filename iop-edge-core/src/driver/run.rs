@@ -54,7 +54,9 @@ pub(crate) enum LocalEnd {
     /// Its Node broke the order of its messages.
     Violated,
     /// Its Node is gone; `written` = the request had left this Edge.
-    Disconnected { written: bool },
+    Disconnected {
+        written: bool,
+    },
 }
 
 /// How far a run got, for the failure of a disconnect.
@@ -209,9 +211,7 @@ impl Run {
         let failure = match end {
             LocalEnd::Cancelled(reason) => {
                 return match self.wire {
-                    WireKind::Run => {
-                        Piece::Event(RunEvent { seq, kind: RunEventKind::Cancelled(reason), usage: None })
-                    }
+                    WireKind::Run => Piece::Event(RunEvent { seq, kind: RunEventKind::Cancelled(reason), usage: None }),
                     WireKind::Tunnel => Piece::Frame(TunnelFrame::Cancelled(reason)),
                 };
             }
@@ -347,10 +347,9 @@ const fn next_progress(progress: Progress, piece: &Piece) -> Option<Progress> {
             RunEventKind::Delta(_) | RunEventKind::ReasoningDelta(_) | RunEventKind::ToolCallDelta(_) => {
                 Some(Progress::Output)
             }
-            RunEventKind::Usage
-            | RunEventKind::Complete(_)
-            | RunEventKind::Error(_)
-            | RunEventKind::Cancelled(_) => Some(progress),
+            RunEventKind::Usage | RunEventKind::Complete(_) | RunEventKind::Error(_) | RunEventKind::Cancelled(_) => {
+                Some(progress)
+            }
         },
         Piece::Frame(frame) => match frame {
             TunnelFrame::Head(_) => match progress {

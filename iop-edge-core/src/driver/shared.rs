@@ -62,13 +62,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(state: EdgeState, pool: Pool, heartbeat: HeartbeatProfile, observer: Arc<dyn Observer>) -> Self {
-        let core = Core {
-            state,
-            waiters: HashMap::new(),
-            runs: HashMap::new(),
-            connections: HashMap::new(),
-            armed: None,
-        };
+        let core =
+            Core { state, waiters: HashMap::new(), runs: HashMap::new(), connections: HashMap::new(), armed: None };
         Self {
             core: Mutex::new(core),
             pool,
@@ -230,7 +225,7 @@ impl Core {
             match effect {
                 Effect::Send { connection: id, message } => {
                     let connection = self.connections.get(&id);
-                    if connection.is_some_and(|connection| connection.outbox.push_control(message).is_err()) {
+                    if connection.is_some_and(|connection| connection.outbox.push_control(*message).is_err()) {
                         self.state.close(id, CloseCode::ControlOverflow, Duration::ZERO, now);
                     }
                 }

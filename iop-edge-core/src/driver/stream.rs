@@ -1,5 +1,6 @@
 //! Decides what a client polls: the run's buffer, its request body on the way out, its deadline. Dropping it cancels.
 
+use std::future::Future as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -70,8 +71,6 @@ impl Drop for Source {
         self.shared.leave(&self.run);
     }
 }
-
-use std::future::Future as _;
 
 struct Events(Source);
 

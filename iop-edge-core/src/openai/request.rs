@@ -207,7 +207,7 @@ struct Members {
 impl Visitor for Members {
     fn member(&mut self, key: &str) -> bool {
         // Some servers match keys without regard to case: a second spelling would smuggle another model past the checks.
-        if same_key(key, "model", false) && std::mem::replace(&mut self.model_seen, true) {
+        if same_key(key, "model", true) && std::mem::replace(&mut self.model_seen, true) {
             self.duplicate = Some("model");
         }
         same_key(key, "messages", false)

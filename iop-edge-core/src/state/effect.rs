@@ -83,7 +83,7 @@ pub enum EdgeNodeEvent {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Effect {
     /// Write a control message.
-    Send { connection: ConnectionId, message: ToNode },
+    Send { connection: ConnectionId, message: Box<ToNode> },
     /// Say Goodbye and end the connection. It is fenced already.
     Close { connection: ConnectionId, code: CloseCode, retry_after: Duration },
     /// A waiting request has its place.

@@ -9,6 +9,7 @@ use iop_wire::{
     RegisterRequest, RegisterResponse, Registered, ToNode,
 };
 
+use crate::api::SubmitError;
 use crate::catalog::NodeEntry;
 use crate::observe::{Observation, Violation};
 use crate::state::effect::{EdgeNodeEvent, Effect};
@@ -17,7 +18,6 @@ use crate::state::registry::{Crowded, ReadyOutcome};
 use crate::state::throttle::Source;
 use crate::state::timers::Timer;
 use crate::state::{EdgeState, WaitOutcome};
-use crate::api::SubmitError;
 use crate::token::{Token, TokenHash, TokenKind};
 
 /// Wait before a Node dials again that found its place taken (REG-4).
@@ -61,7 +61,7 @@ impl EdgeState {
             max_envelope: u32::try_from(MAX_ENVELOPE).unwrap_or(u32::MAX),
             edge_id: self.edge_id.clone(),
         });
-        self.effects.push_back(Effect::Send { connection, message });
+        self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
     }
 
     /// A registration; `edge_time_ms` is the Edge's wall clock, Unix milliseconds.
@@ -81,12 +81,12 @@ impl EdgeState {
         if let Err((node, refusal)) = outcome {
             self.refused(node, refusal.reason);
             let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms, outcome: Err(refusal) });
-            self.effects.push_back(Effect::Send { connection, message });
+            self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
             return self.close(connection, CloseCode::Closed, refusal.retry_after, now);
         }
         if let Ok(registered) = outcome {
             let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms, outcome: Ok(registered) });
-            self.effects.push_back(Effect::Send { connection, message });
+            self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
         }
     }
 
@@ -168,7 +168,7 @@ impl EdgeState {
         };
         let lease_generation = if ready { lease_generation } else { 0 };
         let message = ToNode::ReadyResponse(NodeReadyResponse { ready, lease_generation });
-        self.effects.push_back(Effect::Send { connection, message });
+        self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
         if !ready {
             self.violation(connection, Violation::Ready, now);
         }

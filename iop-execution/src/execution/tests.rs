@@ -131,11 +131,14 @@ fn the_terminal_is_the_return_value() {
             RunEventKind::Error(failure) => Some(failure.code),
             other => panic!("{other:?}"),
         };
-        assert_eq!(code, match steps.last() {
-            Some(Step::Fail) => Some(FailureCode::ProviderUnreachable),
-            Some(Step::Panic) => Some(FailureCode::Internal),
-            _ => None,
-        });
+        assert_eq!(
+            code,
+            match steps.last() {
+                Some(Step::Fail) => Some(FailureCode::ProviderUnreachable),
+                Some(Step::Panic) => Some(FailureCode::Internal),
+                _ => None,
+            }
+        );
         assert!(run.is_returned() && dropped.load(Ordering::SeqCst));
         assert_eq!(poll(&mut run), Poll::Ready(None), "fused");
     }

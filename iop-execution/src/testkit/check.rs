@@ -16,7 +16,9 @@ mod backpressure;
 mod order;
 mod report;
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -86,16 +88,16 @@ pub async fn check_provider(provider: Arc<dyn Provider>, options: CheckOptions) 
     if capabilities.runs {
         report.add("run: order, one terminal", checker.run_order().await);
         report.add("run: usage", checker.run_usage().await);
-        report.add("run: cancel before output", checker.cancel(|c| c.run(), |_| true).await);
-        report.add("run: cancel in output", checker.cancel(|c| c.run(), is_run_output).await);
+        report.add("run: cancel where it waits first", checker.cancel_at_first_wait(checker.run()).await);
+        report.add("run: cancel in output", checker.cancel_in_output(checker.run(), is_run_output).await);
         report.add("run: backpressure", backpressure::run(&checker).await);
     } else {
         report.skip("run", "not supported");
     }
     if capabilities.tunnels {
         report.add("tunnel: order, one terminal", checker.tunnel_order().await);
-        report.add("tunnel: cancel before output", checker.cancel(|c| c.tunnel(), |_| true).await);
-        report.add("tunnel: cancel in output", checker.cancel(|c| c.tunnel(), is_body).await);
+        report.add("tunnel: cancel where it waits first", checker.cancel_at_first_wait(checker.tunnel()).await);
+        report.add("tunnel: cancel in output", checker.cancel_in_output(checker.tunnel(), is_body).await);
         report.add("tunnel: backpressure", backpressure::tunnel(&checker).await);
         report.add("tunnel: paths", checker.tunnel_paths().await);
     } else {
@@ -109,6 +111,8 @@ struct Checker {
     provider: Arc<dyn Provider>,
     options: CheckOptions,
 }
+
+const NO_CHANCE: &str = "ended before it could be cancelled";
 
 /// What one check found: a remark, or what is wrong.
 type Found = Result<String, String>;
@@ -171,22 +175,36 @@ impl Checker {
         }))
     }
 
-    /// Cancels once `when` holds of an emission, or at the latest when the call waits for the first time after it.
-    async fn cancel<E: Emit>(&self, start: impl Fn(&Self) -> Execution<E>, when: impl Fn(&E) -> bool) -> Found {
-        let mut execution = start(self);
-        let wanted = async {
+    async fn cancel_at_first_wait<E: Emit>(&self, mut execution: Execution<E>) -> Found {
+        let ended = poll_fn(|cx| {
+            loop {
+                match execution.poll_next_unpin(cx) {
+                    Poll::Ready(Some(_)) => {}
+                    Poll::Ready(None) => return Poll::Ready(true),
+                    Poll::Pending => return Poll::Ready(false),
+                }
+            }
+        });
+        if ended.await { Ok(NO_CHANCE.to_owned()) } else { self.cancel(execution).await }
+    }
+
+    async fn cancel_in_output<E: Emit>(&self, mut execution: Execution<E>, is_output: impl Fn(&E) -> bool) -> Found {
+        let output = async {
             while let Some(item) = execution.next().await {
-                if when(&item) {
+                if is_output(&item) {
                     return true;
                 }
             }
             false
         };
-        // A tunnel that has sent no head yet is cancelled where it waits.
-        match timeout(self.options.close_within, wanted).await {
-            Ok(false) => return Ok("ended before it could be cancelled".to_owned()),
-            Ok(true) | Err(_) => {}
+        match timeout(self.options.patience, output).await {
+            Ok(true) => self.cancel(execution).await,
+            Ok(false) => Ok(NO_CHANCE.to_owned()),
+            Err(_) => Err(format!("silent for {:?}", self.options.patience)),
         }
+    }
+
+    async fn cancel<E: Emit>(&self, mut execution: Execution<E>) -> Found {
         execution.cancel(CancelReason::Client);
         let began = tokio::time::Instant::now();
         let end = async {
@@ -197,6 +215,8 @@ impl Checker {
             items
         };
         match timeout(self.options.close_within, end).await {
+            // What was waited for was the terminal itself.
+            Ok(0) => Ok(NO_CHANCE.to_owned()),
             Ok(1) => Ok(format!("returned after {:?}", began.elapsed())),
             Ok(items) => Err(format!("{items} emissions after the cancel")),
             Err(_) => Err(format!("did not return within {:?} of the cancel", self.options.close_within)),

@@ -461,9 +461,10 @@ async fn follow_tunnel(script: &Script, head: HeadSink, active: &mut Active<'_>)
             Step::Delta(text) => {
                 Some((chunk::event(&chunk::delta(serde_json::json!({ "content": text }))), FrameFlags::CONTENT))
             }
-            Step::Reasoning(text) => {
-                Some((chunk::event(&chunk::delta(serde_json::json!({ "reasoning_content": text }))), FrameFlags::CONTENT))
-            }
+            Step::Reasoning(text) => Some((
+                chunk::event(&chunk::delta(serde_json::json!({ "reasoning_content": text }))),
+                FrameFlags::CONTENT,
+            )),
             Step::ToolCall(call) => Some((chunk::event(&chunk::tool_call(call)), FrameFlags::CONTENT)),
             Step::Usage(usage) => Some((chunk::event(&chunk::usage(usage)), FrameFlags::USAGE)),
             Step::Head { status, content_type } => {

@@ -36,7 +36,8 @@ fn usage() -> Usage {
 #[tokio::test]
 async fn a_script_is_followed_step_by_step_in_runs_and_tunnels() {
     // EXE-15
-    let call = ToolCallDelta { id: Some("c".into()), name: Some("f".into()), arguments: "{}".into(), ..Default::default() };
+    let call =
+        ToolCallDelta { id: Some("c".into()), name: Some("f".into()), arguments: "{}".into(), ..Default::default() };
     let script = Script::text("a").reasoning("b").tool_call(call).usage(usage()).finish(FinishReason::ToolCalls);
     let (execution, handle) = run(ScriptedProvider::new(script.clone()));
     let events: Vec<RunEvent> = execution.collect().await;
@@ -62,7 +63,8 @@ async fn a_script_is_followed_step_by_step_in_runs_and_tunnels() {
 #[tokio::test]
 async fn pauses_wait_for_the_test_and_scripts_follow_each_other() {
     // EXE-15
-    let provider = ScriptedProvider::new(Script::text("a").pause()).then(Script::new().fail(ProviderError::unreachable()));
+    let provider =
+        ScriptedProvider::new(Script::text("a").pause()).then(Script::new().fail(ProviderError::unreachable()));
     let (provider, handle) = provider.into_parts();
     let input = ChatInput::parse("{}").unwrap();
     let mut first = RunExecution::run(std::sync::Arc::clone(&provider), run_request(&target(), input.clone()));
@@ -116,6 +118,15 @@ async fn a_scripted_panic_is_counted_as_dropped() {
     assert_eq!((handle.counts().dropped, handle.counts().active), (1, 0));
 }
 
+#[test]
+fn a_manual_clock_moves_when_told_and_for_all_who_hold_it() {
+    // EXE-15
+    let clock = ManualClock::new();
+    let (before, other) = (clock.now(), clock.clone());
+    assert_eq!(other.advance(Duration::from_secs(3)), before + Duration::from_secs(3));
+    assert_eq!(clock.now(), other.now());
+}
+
 fn long() -> Script {
     (0..200).fold(Script::new(), |script, at| script.delta(format!("{at} "))).usage(usage())
 }
@@ -148,23 +159,73 @@ async fn a_provider_that_keeps_the_contract_passes_every_check() {
 async fn every_breach_of_the_contract_is_found() {
     // EXE-15: each provider breaks one rule
     let dishonest = Capabilities::runs_only().with_tunnels();
-    let wrong = |input, output| Usage { input_tokens: Some(1), cached_input_tokens: Some(input), output_tokens: Some(output), ..Usage::default() };
-    let piece = |index, id: Option<&str>| ToolCallDelta { index, id: id.map(Into::into), name: id.map(Into::into), arguments: String::new() };
+    let wrong = |input, output| Usage {
+        input_tokens: Some(1),
+        cached_input_tokens: Some(input),
+        output_tokens: Some(output),
+        ..Usage::default()
+    };
+    let piece = |index, id: Option<&str>| ToolCallDelta {
+        index,
+        id: id.map(Into::into),
+        name: id.map(Into::into),
+        arguments: String::new(),
+    };
     let hour = Duration::from_secs(3600);
     for (what, provider, want) in [
-        ("silent", ScriptedProvider::new(Script::new().hang()), vec!["capabilities", "run: order, one terminal", "run: usage", "run: backpressure"]),
+        (
+            "silent",
+            ScriptedProvider::new(Script::new().hang()),
+            vec![
+                "capabilities",
+                "run: order, one terminal",
+                "run: usage",
+                "run: cancel in output",
+                "run: backpressure",
+            ],
+        ),
         ("no output", ScriptedProvider::new(Script::new()), vec!["run: order, one terminal"]),
-        ("ignores the cancel", ScriptedProvider::new(Script::text("a").ignore_cancel()), vec![
-            "capabilities", "run: order, one terminal", "run: usage", "run: cancel before output", "run: cancel in output", "run: backpressure",
-        ]),
-        ("slow to stop", ScriptedProvider::new(Script::text("a").hang_then_linger(hour)), vec![
-            "capabilities", "run: order, one terminal", "run: usage", "run: cancel before output", "run: cancel in output", "run: backpressure",
-        ]),
-        ("fails", ScriptedProvider::new(Script::text("a").fail(ProviderError::unreachable())), vec!["run: order, one terminal", "run: backpressure"]),
-        ("panics", ScriptedProvider::new(Script::text("a").panic()), vec!["run: order, one terminal", "run: backpressure"]),
+        (
+            "ignores the cancel",
+            ScriptedProvider::new(Script::text("a").ignore_cancel()),
+            vec![
+                "capabilities",
+                "run: order, one terminal",
+                "run: usage",
+                "run: cancel where it waits first",
+                "run: cancel in output",
+                "run: backpressure",
+            ],
+        ),
+        (
+            "slow to stop",
+            ScriptedProvider::new(Script::text("a").hang_then_linger(hour)),
+            vec![
+                "capabilities",
+                "run: order, one terminal",
+                "run: usage",
+                "run: cancel where it waits first",
+                "run: cancel in output",
+                "run: backpressure",
+            ],
+        ),
+        (
+            "fails",
+            ScriptedProvider::new(Script::text("a").fail(ProviderError::unreachable())),
+            vec!["run: order, one terminal", "run: backpressure"],
+        ),
+        (
+            "panics",
+            ScriptedProvider::new(Script::text("a").panic()),
+            vec!["run: order, one terminal", "run: backpressure"],
+        ),
         ("more cached than input", ScriptedProvider::new(long().usage(wrong(2, 2))), vec!["run: usage"]),
         ("counts shrink", ScriptedProvider::new(long().usage(wrong(0, 1))), vec!["run: usage"]),
-        ("index gap", ScriptedProvider::new(Script::new().tool_call(piece(1, Some("a")))), vec!["run: order, one terminal"]),
+        (
+            "index gap",
+            ScriptedProvider::new(Script::new().tool_call(piece(1, Some("a")))),
+            vec!["run: order, one terminal"],
+        ),
         ("no id", ScriptedProvider::new(Script::new().tool_call(piece(0, None))), vec!["run: order, one terminal"]),
         ("any target is available", ScriptedProvider::new(long()).with_health(Health::Available), vec!["probe"]),
         (

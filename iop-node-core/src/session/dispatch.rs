@@ -194,7 +194,6 @@ impl Session<'_> {
                         ProviderContacted::Unknown,
                         "the request body has not the announced length",
                     ))));
-                    handle.inbox.abort();
                 }
                 Ok(())
             }

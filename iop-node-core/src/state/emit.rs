@@ -83,11 +83,6 @@ impl<T: Output> Emitter<T> {
         Some(self.message(piece))
     }
 
-    /// Drops what waits: the run is fenced.
-    pub fn clear(&mut self) {
-        self.rest = None;
-    }
-
     /// The terminal's message; `None` if there was one already. What still waits is dropped.
     #[must_use]
     pub fn finish(&mut self, terminal: T) -> Option<ToEdge> {

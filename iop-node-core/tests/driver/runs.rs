@@ -277,3 +277,37 @@ async fn one_dispatch_is_one_provider_call() {
         assert_eq!(calls.counts().calls, number);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn everything_a_node_says_and_hears_survives_encoding() {
+    // WIR-4, WIR-1
+    let script = Script::text("é".repeat(5000))
+        .reasoning("why")
+        .usage(iop_execution::Usage { output_tokens: Some(3), ..Default::default() });
+    let provider = ScriptedProvider::new(script.clone())
+        .then(script.clone())
+        .then(Script::text("x").fail(ProviderError::rejected(429, None)))
+        .then(Script::new().hang());
+    let (mut node, calls) = Harness::encoded(provider.with_tunnels());
+    let mut conn = node.ready().await;
+    conn.run(1).await;
+    assert!(matches!(conn.rest(1).await.pop(), Some(RunEventKind::Complete(_))));
+    conn.send(tunnel(2, 4));
+    conn.send(chunk(2, "body", true));
+    conn.expect_accepted(2).await;
+    let mut frames = vec![conn.frame(2).await];
+    while !frames.last().is_some_and(TunnelFrame::is_terminal) {
+        frames.push(conn.frame(2).await);
+    }
+    assert!(matches!((&frames[0], frames.last()), (TunnelFrame::Head(_), Some(TunnelFrame::End))));
+    conn.run(3).await;
+    assert_eq!(conn.failure(3).await.upstream_status, Some(429));
+    conn.run(4).await;
+    calls.wait_for(|counts| counts.active == 1).await;
+    conn.send(cancel(4));
+    assert_eq!(conn.rest(4).await.pop(), Some(RunEventKind::Cancelled(iop_execution::CancelReason::Client)));
+    node.shutdown.cancel();
+    conn.expect_goodbye(CloseCode::Drained).await;
+    drop(conn);
+    assert_eq!(node.end().await, Ok(iop_node_core::ServeEnd::Drained));
+}

@@ -148,3 +148,20 @@ async fn no_token_prompt_output_or_query_is_ever_logged() {
     assert!(text.contains("provider left out") && text.contains("node_id=node"), "{text}");
     assert!(!text.contains("SENTINEL"), "{text}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_goodbye_waits_for_the_last_output_and_goes_as_soon_as_that_is_read() {
+    // NOD-8, WIR-9
+    let (mut node, calls) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
+    let mut conn = node.ready().await;
+    conn.send_run(head(1));
+    calls.wait_for(|counts| counts.returned == 1).await;
+    settle().await;
+    let began = Instant::now();
+    node.shutdown.cancel();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    conn.expect_accepted(1).await;
+    assert!(matches!(conn.rest(1).await.pop(), Some(RunEventKind::Complete(_))));
+    conn.expect_goodbye(CloseCode::Drained).await;
+    assert_eq!(began.elapsed(), Duration::from_millis(100));
+}

@@ -1,7 +1,12 @@
 use std::time::Duration;
 
+use async_trait::async_trait;
+use futures_util::StreamExt;
 use iop_execution::testkit::{Script, ScriptHandle, ScriptedProvider};
-use iop_execution::{CancelReason, FailureCode, FailureStage, ProviderContacted, RunEventKind, TunnelFrame};
+use iop_execution::{
+    CancelReason, Capabilities, Completion, EventSink, FailureCode, FailureStage, HeadSink, Provider,
+    ProviderContacted, ProviderError, RunEventKind, RunRequest, TunnelEnd, TunnelFrame, TunnelRequest,
+};
 use iop_wire::*;
 use tokio::time::Instant;
 
@@ -68,6 +73,42 @@ async fn cancel_of_a_tunnel_before_and_after_its_head() {
         assert_eq!(last, TunnelFrame::Cancelled(CancelReason::SlowClient));
         place_is_free(&mut conn, 2).await;
     }
+}
+
+/// Waits for the request body and for nothing else.
+#[derive(Debug)]
+struct Uploads;
+
+#[async_trait]
+impl Provider for Uploads {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::runs_only().with_tunnels()
+    }
+    async fn execute(&self, _: RunRequest, _: &mut EventSink) -> Result<Completion, ProviderError> {
+        Err(ProviderError::unsupported("tunnels only"))
+    }
+    async fn tunnel(&self, mut request: TunnelRequest, _: HeadSink) -> Result<TunnelEnd, ProviderError> {
+        while let Some(chunk) = request.body.next().await {
+            chunk.map_err(|_| ProviderError::invalid_request("the body broke off"))?;
+        }
+        Err(ProviderError::unsupported("enough"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_breaks_off_the_body_so_that_a_provider_that_waits_for_it_returns_at_once() {
+    // EXE-4, NOD-4
+    let mut node = Harness::new(std::sync::Arc::new(Uploads));
+    let mut conn = node.ready().await;
+    let began = Instant::now();
+    for (number, stop) in [(1, cancel(1)), (2, chunk(2, "too short", true))] {
+        conn.send(tunnel(number, 100));
+        conn.expect_accepted(number).await;
+        settle().await;
+        conn.send(stop);
+        assert!(conn.frame(number).await.is_terminal());
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ use iop_wire::link::memory::{MemoryConnector, MemoryListener, MemoryMode, memory
 use iop_wire::*;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const TOKEN: &str = "SENTINEL-TOKEN";
@@ -84,6 +84,13 @@ impl Harness {
     pub(crate) fn with(set: impl FnOnce(NodeBuilder) -> NodeBuilder) -> Self {
         let (connector, edge) = memory_listener(MemoryMode::Direct);
         Self::on(connector, edge, set)
+    }
+
+    /// Every message is encoded and decoded on its way.
+    pub(crate) fn encoded(provider: ScriptedProvider) -> (Self, ScriptHandle) {
+        let (connector, edge) = memory_listener(MemoryMode::Encoded);
+        let (provider, handle) = provider.into_parts();
+        (Self::on(connector, edge, |node| node.provider("a", provider)), handle)
     }
 
     fn on(connector: MemoryConnector, edge: MemoryListener, set: impl FnOnce(NodeBuilder) -> NodeBuilder) -> Self {
@@ -166,8 +173,9 @@ impl Conn {
     }
 
     async fn receive(&mut self) -> Option<ToEdge> {
+        let patience = Instant::now() + FOREVER;
         loop {
-            let item = timeout(FOREVER, self.incoming.next()).await.expect("the Node says nothing any more")?;
+            let item = timeout_at(patience, self.incoming.next()).await.expect("the Node says nothing any more")?;
             let Sequenced { seq, message } = item.unwrap();
             self.received += 1;
             assert_eq!(seq, self.received, "WIR-6");

@@ -167,3 +167,16 @@ async fn a_broken_transport_is_a_disconnect_without_a_goodbye() {
     raw.send.send(Err(LinkError::Transport("reset".into()))).unwrap();
     assert_eq!(raw.receive.recv().await, None);
 }
+
+#[tokio::test(start_paused = true)]
+async fn nothing_follows_a_goodbye_not_even_output_that_waited() {
+    // WIR-13
+    let (mut node, calls) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
+    let mut conn = node.ready().await;
+    conn.send_run(head(1));
+    calls.wait_for(|counts| counts.returned == 1).await;
+    settle().await;
+    conn.send_run(head(1));
+    settle().await;
+    conn.expect_goodbye(CloseCode::ProtocolViolation).await;
+}

@@ -94,8 +94,10 @@ pub(super) fn headers(values: Vec<proto::Header>) -> Checked<HeaderMap> {
     }
     let mut headers = HeaderMap::with_capacity(values.len());
     for header in values {
-        let name = HeaderName::from_bytes(header.name.as_bytes()).map_err(|_| ConvertError::new("no valid header name"))?;
-        let value = HeaderValue::from_maybe_shared(header.value).map_err(|_| ConvertError::new("no valid header value"))?;
+        let name =
+            HeaderName::from_bytes(header.name.as_bytes()).map_err(|_| ConvertError::new("no valid header name"))?;
+        let value =
+            HeaderValue::from_maybe_shared(header.value).map_err(|_| ConvertError::new("no valid header value"))?;
         headers.append(name, value);
     }
     Ok(headers)
@@ -104,6 +106,9 @@ pub(super) fn headers(values: Vec<proto::Header>) -> Checked<HeaderMap> {
 pub(super) fn headers_to_wire(headers: &HeaderMap) -> Vec<proto::Header> {
     headers
         .iter()
-        .map(|(name, value)| proto::Header { name: name.as_str().to_owned(), value: Bytes::copy_from_slice(value.as_bytes()) })
+        .map(|(name, value)| proto::Header {
+            name: name.as_str().to_owned(),
+            value: Bytes::copy_from_slice(value.as_bytes()),
+        })
         .collect()
 }

@@ -3,8 +3,8 @@
 use iop_execution::{Redacted, RunId};
 
 use super::bounds::{
-    Checked, adapter, bytes, ensure, headers, headers_to_wire, method, provider_id, required, run, session_id, target, text,
-    within,
+    Checked, adapter, bytes, ensure, headers, headers_to_wire, method, provider_id, required, run, session_id, target,
+    text, within,
 };
 use super::{ConvertError, output};
 use crate::limits::{MAX_LEASE, MAX_PATH, MAX_WINDOW, MIN_WINDOW};

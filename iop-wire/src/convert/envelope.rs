@@ -75,9 +75,10 @@ impl From<Sequenced<ToNode>> for proto::Envelope {
             ToNode::Credit(run, bytes) => Body::WindowCredit(proto::WindowCredit { run: run.0, bytes }),
             ToNode::Run(request) => Body::RunRequest(Box::new(request.into())),
             ToNode::Tunnel(request) => Body::TunnelRequest(Box::new(request.into())),
-            ToNode::Cancel(run, reason) => {
-                Body::CancelRequest(proto::CancelRequest { run: run.0, reason: proto::CancelReason::from(reason).into() })
-            }
+            ToNode::Cancel(run, reason) => Body::CancelRequest(proto::CancelRequest {
+                run: run.0,
+                reason: proto::CancelReason::from(reason).into(),
+            }),
             ToNode::HelloAck(ack) => Body::HelloAck(ack.into()),
             ToNode::RegisterResponse(response) => Body::RegisterResponse(response.into()),
             ToNode::ReadyResponse(response) => Body::NodeReadyResponse(response.into()),

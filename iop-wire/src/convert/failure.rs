@@ -37,10 +37,10 @@ impl TryFrom<proto::ExecutionFailure> for ExecutionFailure {
             .map(|reason| enums::value::<proto::ProviderReason, _>(reason, "no known provider reason"))
             .transpose()?;
         let status = failure.upstream_status.map(status).transpose()?;
-        let message = text(failure.message, MAX_MESSAGE_BYTES, "a failure's message is too long or holds control characters")?;
-        let mut result = Self::new(code, stage, contacted, message)
-            .with_retry_after_ms(failure.retry_after_ms)
-            .with_reason(reason);
+        let message =
+            text(failure.message, MAX_MESSAGE_BYTES, "a failure's message is too long or holds control characters")?;
+        let mut result =
+            Self::new(code, stage, contacted, message).with_retry_after_ms(failure.retry_after_ms).with_reason(reason);
         result.upstream_status = status;
         Ok(result)
     }

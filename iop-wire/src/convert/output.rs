@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use http::StatusCode;
-use iop_execution::{CancelReason, FinishReason, FrameFlags, RunEvent, RunEventKind, ToolCallDelta, TunnelFrame, TunnelHead};
+use iop_execution::{
+    CancelReason, FinishReason, FrameFlags, RunEvent, RunEventKind, ToolCallDelta, TunnelFrame, TunnelHead,
+};
 
 use super::bounds::{Checked, ensure, headers, headers_to_wire, n, required, run, within};
 use super::{ConvertError, enums, failure};

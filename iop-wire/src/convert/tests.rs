@@ -4,8 +4,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use iop_execution::failure::ProviderReason;
 use iop_execution::{
-    AdapterKey, CancelReason, ExecutionFailure, FailureCode, FailureStage, FinishReason, FrameFlags, NodeId, ProviderContacted,
-    ProviderId, Redacted, RunEvent, RunEventKind, RunId, SessionId, Target, ToolCallDelta, TunnelFrame, TunnelHead, Usage,
+    AdapterKey, CancelReason, ExecutionFailure, FailureCode, FailureStage, FinishReason, FrameFlags, NodeId,
+    ProviderContacted, ProviderId, Redacted, RunEvent, RunEventKind, RunId, SessionId, Target, ToolCallDelta,
+    TunnelFrame, TunnelHead, Usage,
 };
 use prost::Message;
 
@@ -25,10 +26,15 @@ fn adapter() -> AdapterKey {
 }
 
 fn failure() -> ExecutionFailure {
-    ExecutionFailure::new(FailureCode::ProviderRejected, FailureStage::Prefill, ProviderContacted::Yes, "context is full")
-        .with_status(400)
-        .with_retry_after_ms(Some(1500))
-        .with_reason(Some(ProviderReason::ContextLengthExceeded))
+    ExecutionFailure::new(
+        FailureCode::ProviderRejected,
+        FailureStage::Prefill,
+        ProviderContacted::Yes,
+        "context is full",
+    )
+    .with_status(400)
+    .with_retry_after_ms(Some(1500))
+    .with_reason(Some(ProviderReason::ContextLengthExceeded))
 }
 
 fn usage() -> Usage {
@@ -149,7 +155,10 @@ fn to_edge() -> Vec<(&'static str, ToEdge)> {
         ("RunEvent.Complete", ToEdge::Event(RunNumber(3), with_usage)),
         ("RunEvent.Error", event(RunEventKind::Error(failure()))),
         ("RunEvent.Cancelled", event(RunEventKind::Cancelled(CancelReason::EdgeDeadline))),
-        ("ProviderTunnelFrame.Head", frame(TunnelFrame::Head(TunnelHead { status: StatusCode::OK, headers: headers() }))),
+        (
+            "ProviderTunnelFrame.Head",
+            frame(TunnelFrame::Head(TunnelHead { status: StatusCode::OK, headers: headers() })),
+        ),
         (
             "ProviderTunnelFrame.Body",
             frame(TunnelFrame::Body { bytes: Bytes::from_static(b"data: x\n\n"), flags: FrameFlags::CONTENT }),
@@ -175,7 +184,10 @@ fn to_edge() -> Vec<(&'static str, ToEdge)> {
                 outcome: Err(failure()),
             }),
         ),
-        ("ConfigAck", ToEdge::ConfigAck(ConfigAck { seen_revision: 9, applied_revision: 8, error: "no such kind".into() })),
+        (
+            "ConfigAck",
+            ToEdge::ConfigAck(ConfigAck { seen_revision: 9, applied_revision: 8, error: "no such kind".into() }),
+        ),
         ("Ping", ToEdge::Ping(Ping { nonce: 1 })),
         ("Pong", ToEdge::Pong(Pong { nonce: 1, edge_time_ms: 0 })),
         ("Drain", ToEdge::Drain(Drain { deadline_ms: 30_000 })),
@@ -262,10 +274,14 @@ const FRAMING: usize = 5 + 9;
 #[test]
 fn a_token_costs_at_most_sixty_bytes_on_the_wire() {
     // WIR-11: even at the end of a very long life of a connection
-    let token = ToEdge::Event(RunNumber(u64::MAX), RunEvent { seq: u64::MAX, kind: RunEventKind::Delta("word".into()), usage: None });
+    let token = ToEdge::Event(
+        RunNumber(u64::MAX),
+        RunEvent { seq: u64::MAX, kind: RunEventKind::Delta("word".into()), usage: None },
+    );
     let worst = ToEdge::encode(Sequenced { seq: u64::MAX, message: token }).unwrap();
     assert!(worst.len() + FRAMING <= 60, "{}", worst.len() + FRAMING);
-    let usual = ToEdge::Event(RunNumber(90_000), RunEvent { seq: 900, kind: RunEventKind::Delta("word".into()), usage: None });
+    let usual =
+        ToEdge::Event(RunNumber(90_000), RunEvent { seq: 900, kind: RunEventKind::Delta("word".into()), usage: None });
     let usual = ToEdge::encode(Sequenced { seq: 90_000_000, message: usual }).unwrap();
     assert!(usual.len() + FRAMING <= 36, "{}", usual.len() + FRAMING);
 }
@@ -343,10 +359,30 @@ fn the_schema_has_the_names_and_the_call_that_the_code_uses() {
     assert!(schema.contains("rpc Session(stream Envelope) returns (stream Envelope);"));
     assert_eq!(schema.matches("rpc ").count(), 1);
     for name in [
-        "Hello", "HelloAck", "RegisterRequest", "RegisterResponse", "NodeConfigPayload", "NodeReadyRequest", "NodeReadyResponse",
-        "RunRequest", "RunAccepted", "RequestChunk", "RunEvent", "ProviderTunnelRequest", "ProviderTunnelFrame",
-        "ExecutionFailure", "WindowCredit", "CancelRequest", "NodeCommandRequest", "NodeCommandResponse", "ConfigUpdate",
-        "ConfigAck", "Ping", "Pong", "Drain", "Goodbye",
+        "Hello",
+        "HelloAck",
+        "RegisterRequest",
+        "RegisterResponse",
+        "NodeConfigPayload",
+        "NodeReadyRequest",
+        "NodeReadyResponse",
+        "RunRequest",
+        "RunAccepted",
+        "RequestChunk",
+        "RunEvent",
+        "ProviderTunnelRequest",
+        "ProviderTunnelFrame",
+        "ExecutionFailure",
+        "WindowCredit",
+        "CancelRequest",
+        "NodeCommandRequest",
+        "NodeCommandResponse",
+        "ConfigUpdate",
+        "ConfigAck",
+        "Ping",
+        "Pong",
+        "Drain",
+        "Goodbye",
     ] {
         assert!(schema.contains(&format!("\nmessage {name} {{")), "{name}");
     }

@@ -83,7 +83,11 @@ fn a_suspended_process_pings_afresh_before_it_judges() {
         assert_eq!(heartbeat.handle_timeout(woken), None);
         assert_eq!(heartbeat.handle_timeout(at(woken, 30)), Some(HeartbeatAction::Ping(3)));
         assert_eq!(heartbeat.handle_timeout(at(woken, 44)), None);
-        assert_eq!(heartbeat.handle_timeout(at(woken, 45)), Some(HeartbeatAction::Dead), "the fresh ping had its own 45 s");
+        assert_eq!(
+            heartbeat.handle_timeout(at(woken, 45)),
+            Some(HeartbeatAction::Dead),
+            "the fresh ping had its own 45 s"
+        );
     }
 }
 

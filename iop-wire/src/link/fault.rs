@@ -32,8 +32,10 @@ pub enum Fault {
     Delay,
 }
 
+/// One wait.
+pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Waits, for [`Fault::Delay`]. Called once per delayed message.
-pub type Delay = Box<dyn FnMut() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
+pub type Delay = Box<dyn FnMut() -> Wait + Send>;
 
 /// Which run a message belongs to.
 pub trait OfRun {
@@ -115,7 +117,7 @@ struct Faulty<I> {
     shift: u64,
     /// Waits for the next message to change places with.
     held: Option<Sequenced<I>>,
-    waiting: Option<(Pin<Box<dyn Future<Output = ()> + Send>>, Sequenced<I>)>,
+    waiting: Option<(Wait, Sequenced<I>)>,
     ready: VecDeque<Result<Sequenced<I>, LinkError>>,
 }
 

@@ -83,13 +83,17 @@ impl Outgoing for ToEdge {
 
     fn try_merge(&mut self, next: Self) -> Result<(), Self> {
         match (self, next) {
-            (Self::Event(_, last), Self::Event(run, next)) => {
-                merge_events(last, next).map_err(|next| Self::Event(run, next))
+            (Self::Event(_, last), Self::Event(run, next)) => match merge_events(last, next) {
+                Some(next) => Err(Self::Event(run, next)),
+                None => Ok(()),
+            },
+            (Self::Frame(_, _, last), Self::Frame(run, n, next)) => match merge_frames(last, next) {
+                Some(next) => Err(Self::Frame(run, n, next)),
+                None => Ok(()),
+            },
+            (Self::Credit(_, last), Self::Credit(run, next)) => {
+                merge_credit(last, next).map_err(|next| Self::Credit(run, next))
             }
-            (Self::Frame(_, _, last), Self::Frame(run, n, next)) => {
-                merge_frames(last, next).map_err(|next| Self::Frame(run, n, next))
-            }
-            (Self::Credit(_, last), Self::Credit(run, next)) => merge_credit(last, next).map_err(|next| Self::Credit(run, next)),
             (_, next) => Err(next),
         }
     }
@@ -130,7 +134,9 @@ impl Outgoing for ToNode {
 
     fn try_merge(&mut self, next: Self) -> Result<(), Self> {
         match (self, next) {
-            (Self::Credit(_, last), Self::Credit(run, next)) => merge_credit(last, next).map_err(|next| Self::Credit(run, next)),
+            (Self::Credit(_, last), Self::Credit(run, next)) => {
+                merge_credit(last, next).map_err(|next| Self::Credit(run, next))
+            }
             (_, next) => Err(next),
         }
     }
@@ -141,14 +147,16 @@ fn merge_credit(last: &mut u32, next: u32) -> Result<(), u32> {
     Ok(())
 }
 
-fn merge_events(last: &mut RunEvent, next: RunEvent) -> Result<(), RunEvent> {
-    if let (RunEventKind::Usage, RunEventKind::Usage, Some(old), Some(new)) = (&last.kind, &next.kind, &mut last.usage, next.usage)
+/// Joins `next` to `last`, or gives it back.
+fn merge_events(last: &mut RunEvent, next: RunEvent) -> Option<RunEvent> {
+    if let (RunEventKind::Usage, RunEventKind::Usage, Some(old), Some(new)) =
+        (&last.kind, &next.kind, &mut last.usage, next.usage)
     {
         old.update(new);
-        return Ok(());
+        return None;
     }
     if last.usage.is_some() || next.usage.is_some() {
-        return Err(next);
+        return Some(next);
     }
     match (&mut last.kind, &next.kind) {
         (RunEventKind::Delta(text), RunEventKind::Delta(more))
@@ -156,26 +164,26 @@ fn merge_events(last: &mut RunEvent, next: RunEvent) -> Result<(), RunEvent> {
             if text.len() + more.len() <= MAX_DELTA =>
         {
             text.push_str(more);
-            Ok(())
+            None
         }
-        _ => Err(next),
+        _ => Some(next),
     }
 }
 
-fn merge_frames(last: &mut TunnelFrame, next: TunnelFrame) -> Result<(), TunnelFrame> {
+fn merge_frames(last: &mut TunnelFrame, next: TunnelFrame) -> Option<TunnelFrame> {
     match (last, next) {
         (TunnelFrame::Usage(last), TunnelFrame::Usage(next)) => {
             last.update(next);
-            Ok(())
+            None
         }
         (TunnelFrame::Body { bytes, flags }, TunnelFrame::Body { bytes: more, flags: more_flags })
             if is_content(*flags) && is_content(more_flags) && bytes.len() + more.len() <= MAX_CHUNK =>
         {
             *flags = flags.with(more_flags);
             append(bytes, &more);
-            Ok(())
+            None
         }
-        (_, next) => Err(next),
+        (_, next) => Some(next),
     }
 }
 

@@ -177,9 +177,8 @@ impl<M: Outgoing> Run<M> {
             return Room::Open;
         }
         let left = (self.credit as usize).saturating_sub(self.charged);
-        let full = self.waiting.len() >= RUN_QUEUE_FRAMES
-            || self.charged >= RUN_QUEUE_BYTES
-            || left < MIN_CHARGE as usize;
+        let full =
+            self.waiting.len() >= RUN_QUEUE_FRAMES || self.charged >= RUN_QUEUE_BYTES || left < MIN_CHARGE as usize;
         if full { Room::Full } else { Room::Open }
     }
 }

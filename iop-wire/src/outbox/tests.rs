@@ -1,8 +1,8 @@
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use iop_execution::{
-    AdapterKey, ExecutionFailure, FailureCode, FinishReason, FrameFlags, ProviderId, Redacted, RunEvent, RunEventKind, RunId,
-    Target, TunnelFrame, TunnelHead, Usage,
+    AdapterKey, ExecutionFailure, FailureCode, FinishReason, FrameFlags, ProviderId, Redacted, RunEvent, RunEventKind,
+    RunId, Target, TunnelFrame, TunnelHead, Usage,
 };
 
 use super::*;
@@ -179,11 +179,28 @@ fn numbers_are_assigned_when_requests_are_written() {
     assert_eq!(popped.iter().map(ToNode::run).collect::<Vec<_>>(), [1, 2, 2, 2].map(|run| Some(RunNumber(run))));
     assert!(matches!(&popped[0], ToNode::Run(run) if run.head.run_id == RunId::from_bytes([1; 16])));
     assert!(matches!(&popped[1], ToNode::Run(run) if run.head.run_id == RunId::from_bytes([3; 16])));
-    assert!(matches!(popped[2], ToNode::Credit(..)), "its own credit waits behind the request and goes ahead of the body");
+    assert!(
+        matches!(popped[2], ToNode::Credit(..)),
+        "its own credit waits behind the request and goes ahead of the body"
+    );
     assert!(matches!(popped[3], ToNode::Chunk(_)));
     assert_eq!(outbox.key_of(RunNumber(2)), Some(third));
     assert_eq!(outbox.highest(), RunNumber(2));
     assert!(outbox.is_written(first) && outbox.is_written(third));
+}
+
+#[test]
+fn a_request_goes_ahead_of_the_bodies_of_others() {
+    // WIR-9
+    let mut outbox = Outbox::new();
+    let first = outbox.open_request(request(1), INITIAL_WINDOW);
+    outbox.push(first, chunk(100));
+    outbox.push(first, chunk(100));
+    assert!(outbox.pop().is_some());
+    let second = outbox.open_request(request(2), INITIAL_WINDOW);
+    outbox.push(second, chunk(100));
+    let order: Vec<_> = drain(&mut outbox).iter().filter_map(|message| message.run().map(|run| run.0)).collect();
+    assert_eq!(order, [2, 1, 2, 1]);
 }
 
 #[test]
@@ -356,7 +373,9 @@ fn adjacent_deltas_that_wait_are_joined_and_nothing_else_is() {
     // WIR-9
     let reasoning = || event(RunEventKind::ReasoningDelta("r".into()));
     let (mut outbox, keys) = opened(&[INITIAL_WINDOW]);
-    for message in [delta("a"), delta("b"), reasoning(), reasoning(), delta("c"), usage(1), usage(2), delta("d"), complete()] {
+    for message in
+        [delta("a"), delta("b"), reasoning(), reasoning(), delta("c"), usage(1), usage(2), delta("d"), complete()]
+    {
         outbox.push(keys[0], message);
     }
     let popped = drain(&mut outbox);
@@ -365,7 +384,9 @@ fn adjacent_deltas_that_wait_are_joined_and_nothing_else_is() {
         .map(|message| match message {
             ToEdge::Event(_, event) => match &event.kind {
                 RunEventKind::Delta(text) | RunEventKind::ReasoningDelta(text) => text.clone(),
-                RunEventKind::Usage => event.usage.and_then(|usage| usage.output_tokens).unwrap_or_default().to_string(),
+                RunEventKind::Usage => {
+                    event.usage.and_then(|usage| usage.output_tokens).unwrap_or_default().to_string()
+                }
                 _ => "end".into(),
             },
             other => panic!("{other:?}"),
@@ -385,7 +406,9 @@ fn adjacent_deltas_that_wait_are_joined_and_nothing_else_is() {
 fn only_content_frames_of_a_tunnel_are_joined() {
     // WIR-9, API-10
     let more = FrameFlags::CONTENT.with(FrameFlags::MORE);
-    for flags in [FrameFlags::NONE, FrameFlags::LIFECYCLE, FrameFlags::USAGE, FrameFlags::ERROR, FrameFlags::TERMINAL, more] {
+    for flags in
+        [FrameFlags::NONE, FrameFlags::LIFECYCLE, FrameFlags::USAGE, FrameFlags::ERROR, FrameFlags::TERMINAL, more]
+    {
         let mut frame = body(10, flags);
         assert!(frame.try_merge(body(10, flags)).is_err(), "{flags:?}");
         assert!(body(10, FrameFlags::CONTENT).try_merge(body(10, flags)).is_err(), "{flags:?}");
@@ -421,6 +444,8 @@ fn many_runs_come_and_go_without_a_trace() {
         outbox.discard(key);
     }
     assert_eq!((outbox.open_runs(), outbox.highest()), (0, RunNumber(1000)));
-    assert!(outbox.control.is_empty() && outbox.turns.is_empty() && outbox.firsts.is_empty() && outbox.numbers.is_empty());
+    assert!(
+        outbox.control.is_empty() && outbox.turns.is_empty() && outbox.firsts.is_empty() && outbox.numbers.is_empty()
+    );
     assert!(outbox.pop().is_none());
 }

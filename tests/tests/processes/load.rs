@@ -5,11 +5,12 @@ use std::time::Duration;
 use iop_execution::testkit::{Answer, ScriptedBackend};
 use iop_tests::answer::{Outcome, read};
 use iop_tests::fleet::{Fleet, Plan, ProviderPlan};
-use iop_tests::machine::resident_bytes;
+use iop_tests::machine::{peak_bytes, resident_bytes};
 use iop_tests::wire_client::Request;
+use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::{PROGRAMS, finish, fleet, hello, provider, quiet, says};
+use crate::{PROGRAMS, chats, finish, fleet, hello, provider, quiet, says};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_tiny_frame_runs_on_one_connection_survive() {
@@ -20,10 +21,8 @@ async fn a_thousand_tiny_frame_runs_on_one_connection_survive() {
     let backend =
         ScriptedBackend::builder().model("tunnel", answer.clone()).model("run", answer).start().await.unwrap();
     let url = backend.base_url();
-    let providers = vec![
-        ProviderPlan::new("t", &url, 1_000, &["tunnel"]),
-        ProviderPlan::new("r", &url, 1_000, &["run"]).by_run(),
-    ];
+    let providers =
+        vec![ProviderPlan::new("t", &url, 1_000, &["tunnel"]), ProviderPlan::new("r", &url, 1_000, &["run"]).by_run()];
     let plan = Plan::new(providers).with("limits: { connections_per_address: 4096 }");
     let fleet = Fleet::start(PROGRAMS, plan).await;
     let _quiet = quiet().await;
@@ -41,7 +40,7 @@ async fn a_thousand_tiny_frame_runs_on_one_connection_survive() {
     }
     fleet.at_rest().await;
     assert_eq!(fleet.metrics().await.sum("iop_node_connections_total", &[]), 1.0, "one connection carried them all");
-    assert_eq!(backend.traffic().requests, RUNS as u64);
+    assert_eq!(chats(&backend), RUNS);
 }
 
 #[tokio::test]
@@ -73,6 +72,26 @@ async fn five_thousand_names_that_do_not_exist_leave_no_trace() {
     let grown = resident_bytes(fleet.edge().pid()).saturating_sub(memory);
     assert!(grown < 8 << 20, "the Edge grew by {grown} bytes");
     assert!(backend.received().iter().all(|request| request.method != "POST"), "no name reached the provider");
+}
+
+#[tokio::test]
+async fn a_large_body_is_held_about_once() {
+    // API-3, WIR-7, WIR-8; field report 44: no more than 1.3 times the body, at the Edge and at the Node
+    const BODY: usize = 30 << 20;
+    let backend = ScriptedBackend::builder().model("m", hello()).start().await.unwrap();
+    let mut fleet = fleet(provider(&backend, 4, &["m"])).await;
+    let _quiet = quiet().await;
+    let mut client = fleet.client().await;
+    client.ask(&Request::chat("m", false)).await;
+    let before = [peak_bytes(fleet.edge().pid()), peak_bytes(fleet.node(0).pid())];
+    let request = Request::chat_with("m", false, &json!({ "x": "y".repeat(BODY) }));
+    assert_eq!(read(&client.ask(&request).await), Outcome::Whole { text: "Hello".to_owned() });
+    let after = [peak_bytes(fleet.edge().pid()), peak_bytes(fleet.node(0).pid())];
+    assert_eq!(backend.received().pop().unwrap().body.len(), request.parts().3.len(), "it arrived");
+    for (name, before, after) in [("Edge", before[0], after[0]), ("Node", before[1], after[1])] {
+        let grown = after - before;
+        assert!(grown < BODY as u64 * 13 / 10, "the {name} grew by {grown} bytes for a body of {BODY}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

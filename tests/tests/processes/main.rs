@@ -79,6 +79,11 @@ async fn fleet(provider: ProviderPlan) -> Fleet {
     Fleet::start(PROGRAMS, Plan::new(vec![provider])).await
 }
 
+/// Chat requests that a backend got. Nodes also ask it for its models when they connect.
+fn chats(backend: &ScriptedBackend) -> usize {
+    backend.received().iter().filter(|request| request.method == "POST").count()
+}
+
 /// Waits for something that must happen.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"))

@@ -39,7 +39,7 @@ async fn sigterm_lets_an_edge_finish_what_runs_and_end_with_0() {
     let mut kept = fleet.client().await;
     assert_eq!(read(&kept.ask(&Request::chat("m", false)).await), Outcome::Whole { text: "Hello".to_owned() });
     fleet.edge().signal("TERM");
-    fleet.edge().find("word of its end", |line| line.to_lowercase().contains("drain").then_some(())).await;
+    fleet.edge().find("word of its end", |line| line.contains("shutting down").then_some(())).await;
     // A kept connection is closed or its next request refused; nothing new is begun.
     kept.send(&Request::chat("m", false)).await;
     if let Some(head) = soon("an end of it", kept.try_head()).await {
@@ -59,7 +59,7 @@ async fn sigterm_lets_a_node_finish_what_runs_and_end_with_0() {
     let mut fleet = fleet(provider(&backend, 4, &["held"])).await;
     let (client, begun) = begin(&fleet).await;
     fleet.node(0).signal("TERM");
-    fleet.node(0).find("word of its end", |line| line.to_lowercase().contains("drain").then_some(())).await;
+    fleet.node(0).find("word of its end", |line| line.contains("shutting down").then_some(())).await;
     backend.release();
     assert_eq!(complete(client, begun).await, Outcome::Whole { text: "one two".to_owned() });
     assert_eq!(fleet.node(0).exit_code().await, 0);
@@ -73,7 +73,7 @@ async fn a_second_sigterm_ends_an_edge_now_and_never_with_a_clean_end_of_a_strea
     let mut fleet = fleet(provider(&backend, 4, &["held"])).await;
     let (client, begun) = begin(&fleet).await;
     fleet.edge().signal("TERM");
-    fleet.edge().find("word of its end", |line| line.to_lowercase().contains("drain").then_some(())).await;
+    fleet.edge().find("word of its end", |line| line.contains("shutting down").then_some(())).await;
     fleet.edge().signal("TERM");
     match complete(client, begun).await {
         Outcome::Failed { text, .. } | Outcome::Broken { text } => assert_eq!(text, "one "),

@@ -55,6 +55,7 @@ models:
   - name: bench
     candidates: [ { provider: bench, target: bench } ]
 queue: { max_waiting: 8192, timeout_ms: 30000 }
+limits: { connections: 8192, connections_per_address: 8192 }
 C
   RUST_LOG=error spawn "$bin/iop-edge" serve --config "$d/edge.yaml"
   # In its own folder, because the run journal stands in the working directory.

@@ -39,8 +39,16 @@ async fn every_kind_that_config_may_name_is_made() {
 #[tokio::test]
 async fn a_key_that_is_not_there_is_told_by_its_reference_only() {
     // CRD-16
-    for (auth, words) in [("env:IOP_TEST_NEVER_SET", "IOP_TEST_NEVER_SET"), ("file:/nowhere/key", "/nowhere/key"), ("sk-SENTINEL", "reference")] {
-        let error = BuiltIn::default().build(&config("openai_compat", "http://127.0.0.1:1", auth)).await.map(|_| ()).unwrap_err();
+    for (auth, words) in [
+        ("env:IOP_TEST_NEVER_SET", "IOP_TEST_NEVER_SET"),
+        ("file:/nowhere/key", "/nowhere/key"),
+        ("sk-SENTINEL", "reference"),
+    ] {
+        let error = BuiltIn::default()
+            .build(&config("openai_compat", "http://127.0.0.1:1", auth))
+            .await
+            .map(|_| ())
+            .unwrap_err();
         let text = error.to_string();
         assert!(text.contains(words) && !text.contains("SENTINEL"), "{text}");
     }

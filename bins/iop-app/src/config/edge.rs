@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::problem::Problems;
-use super::schema::{self, Kind, Object, optional, required};
+use super::schema;
 use super::tree::{MAX_CONFIG_BYTES, Tree};
 
 mod catalog;
 mod check;
+mod table;
 #[cfg(test)]
 mod tests;
+
+pub use table::{EDGE, KINDS};
 
 /// Port of the OpenAI listener.
 pub const OPENAI_PORT: u16 = 8180;
@@ -20,142 +23,6 @@ pub const OPENAI_PORT: u16 = 8180;
 pub const NODES_PORT: u16 = 8443;
 /// Port of metrics and health.
 pub const ADMIN_PORT: u16 = 9190;
-/// Adapter kinds that config may name, the one it should name first.
-pub const KINDS: &[&str] = &["openai_compat", "demo", "vllm", "sglang", "llama_cpp", "lm_studio", "ollama"];
-
-const DAY_MS: u64 = 86_400_000;
-
-static LISTENER: Object = Object {
-    name: "a listener",
-    fields: &[
-        required("address", Kind::Address, "IP address and port"),
-        optional("insecure_no_auth", Kind::Bool, "accept everybody although it is reachable from outside; default false"),
-        optional("insecure_plaintext", Kind::Bool, "no TLS although it is reachable from outside; default false"),
-    ],
-};
-static LISTEN: Object = Object {
-    name: "listen",
-    fields: &[
-        optional("openai", Kind::AddressOr(&LISTENER), "where clients connect; default 127.0.0.1:8180"),
-        optional("nodes", Kind::AddressOr(&LISTENER), "where Nodes connect; default 127.0.0.1:8443"),
-        optional("admin", Kind::AddressOr(&LISTENER), "metrics and health; default 127.0.0.1:9190"),
-    ],
-};
-static TLS_PAIR: Object = Object {
-    name: "a TLS pair",
-    fields: &[
-        required("cert", Kind::Text, "PEM file with the certificate chain"),
-        required("key", Kind::Text, "PEM file with the private key"),
-    ],
-};
-static TLS: Object = Object {
-    name: "tls",
-    fields: &[
-        optional("openai", Kind::Object(&TLS_PAIR), "for the OpenAI listener"),
-        optional("nodes", Kind::Object(&TLS_PAIR), "for the listener of Nodes"),
-    ],
-};
-static API_KEY: Object = Object {
-    name: "an API key",
-    fields: &[
-        required("id", Kind::TokenId, "the 8 characters after `iopk_`"),
-        required("hash", Kind::Hash, "`sha256:` of the key's secret part, from `iop-edge hash`"),
-        optional("principal", Kind::Text, "who uses it; default: the id"),
-        optional("models", Kind::List(&Kind::Text), "models it may use; default [\"*\"] = all"),
-    ],
-};
-static AUTH: Object = Object {
-    name: "auth",
-    fields: &[optional("api_keys", Kind::List(&Kind::Object(&API_KEY)), "keys of clients; none = open, on loopback only")],
-};
-static PROVIDER_AUTH: Object = Object {
-    name: "auth of a provider",
-    fields: &[required("bearer", Kind::Reference, "where the Node finds the key: `env:NAME` or `file:PATH`")],
-};
-static PROVIDER: Object = Object {
-    name: "a provider",
-    fields: &[
-        required("id", Kind::Text, "unique among all Nodes"),
-        optional("adapter", Kind::Text, "name of the adapter instance on the Node; default: the id"),
-        required("kind", Kind::Choice(KINDS), "code that talks to the backend"),
-        optional("base_url", Kind::Text, "where the backend is: http://host:port, with or without /v1"),
-        optional("wire", Kind::Choice(&["auto", "run"]), "auto: tunnels where possible; run: normalised runs only; default auto"),
-        optional("capacity", Kind::Integer { min: 1, max: 65_536 }, "requests at once; default: what the backend says, else 16"),
-        optional("long_capacity", Kind::Integer { min: 0, max: 65_536 }, "of which for long requests; default all"),
-        optional("targets", Kind::List(&Kind::Text), "models it may serve; default: what it lists"),
-        optional("response_stall_timeout_ms", Kind::Integer { min: 0, max: 3_600_000 }, "1000 to 3600000; 0 = default 300000"),
-        optional("close_grace_ms", Kind::Integer { min: 0, max: 60_000 }, "for a cancelled call to return; 0 = default 5000"),
-        optional("terminal_linger_ms", Kind::Integer { min: 0, max: 60_000 }, "wait for usage after the end; 0 = default 2000"),
-        optional("auth", Kind::Object(&PROVIDER_AUTH), "the provider's key"),
-        optional("enabled", Kind::Bool, "default true"),
-    ],
-};
-static NODE: Object = Object {
-    name: "a node",
-    fields: &[
-        required("id", Kind::Text, "unique"),
-        required("token_id", Kind::TokenId, "the 8 characters after `iopn_`"),
-        required("token_hash", Kind::Hash, "`sha256:` of the token's secret part, from `iop-edge hash`"),
-        optional("providers", Kind::List(&Kind::Object(&PROVIDER)), "what it runs"),
-    ],
-};
-static CANDIDATE: Object = Object {
-    name: "a candidate",
-    fields: &[
-        required("provider", Kind::Text, "id of a provider"),
-        optional("target", Kind::Text, "the model as the provider knows it; default: the public name"),
-        optional("weight", Kind::Integer { min: 1, max: 1000 }, "share of the load; default 1"),
-    ],
-};
-static MODEL: Object = Object {
-    name: "a model",
-    fields: &[
-        required("name", Kind::Text, "public name"),
-        optional("aliases", Kind::List(&Kind::Text), "more public names"),
-        required("candidates", Kind::List(&Kind::Object(&CANDIDATE)), "providers that can serve it"),
-    ],
-};
-static QUEUE: Object = Object {
-    name: "queue",
-    fields: &[
-        optional("max_waiting", Kind::Integer { min: 0, max: 1_000_000 }, "waiting requests per model group; default 1024"),
-        optional("timeout_ms", Kind::Integer { min: 1, max: DAY_MS }, "longest wait for a place; default 30000"),
-    ],
-};
-static LIMITS: Object = Object {
-    name: "limits",
-    fields: &[
-        optional("request_body_bytes", Kind::Integer { min: 1024, max: 1 << 30 }, "largest request body; default 33554432"),
-        optional("connections", Kind::Integer { min: 1, max: 1_000_000 }, "client connections in total; default 4096"),
-        optional("connections_per_address", Kind::Integer { min: 1, max: 1_000_000 }, "client connections per address; default 256"),
-    ],
-};
-static OBSERVABILITY: Object = Object {
-    name: "observability",
-    fields: &[
-        optional("log", Kind::Choice(&["pretty", "json"]), "form of log lines; default pretty"),
-        optional("filter", Kind::Text, "log filter, like `info,iop_node=debug`; default info"),
-    ],
-};
-
-/// The table of `edge.yaml`.
-pub static EDGE: Object = Object {
-    name: "the config",
-    fields: &[
-        optional("edge_id", Kind::Text, "name of this Edge, for people; default edge"),
-        optional("listen", Kind::Object(&LISTEN), "addresses"),
-        optional("tls", Kind::Object(&TLS), "certificates; each may be left out on loopback only"),
-        optional("auth", Kind::Object(&AUTH), "who may use it"),
-        optional("nodes", Kind::List(&Kind::Object(&NODE)), "Nodes and what they run"),
-        optional("models", Kind::AutoOr(&Kind::List(&Kind::Object(&MODEL))), "auto: publish what providers list; or model groups; default auto"),
-        optional("queue", Kind::Object(&QUEUE), "waiting requests"),
-        optional("request_deadline_ms", Kind::Integer { min: 0, max: DAY_MS }, "hard limit for a whole request; 0 = none; default 0"),
-        optional("response_model", Kind::Choice(&["requested", "target"]), "name of the model in answers; default requested"),
-        optional("limits", Kind::Object(&LIMITS), "limits of the OpenAI listener"),
-        optional("observability", Kind::Object(&OBSERVABILITY), "logs"),
-    ],
-};
-
 /// `edge.yaml`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -198,7 +65,11 @@ pub struct ListenConfig {
 
 impl Default for ListenConfig {
     fn default() -> Self {
-        Self { openai: Listener::loopback(OPENAI_PORT), nodes: Listener::loopback(NODES_PORT), admin: Listener::loopback(ADMIN_PORT) }
+        Self {
+            openai: Listener::loopback(OPENAI_PORT),
+            nodes: Listener::loopback(NODES_PORT),
+            admin: Listener::loopback(ADMIN_PORT),
+        }
     }
 }
 
@@ -514,7 +385,11 @@ impl EdgeConfig {
         let text = match read(path) {
             Ok(text) => text,
             Err(message) => {
-                problems.error(super::problem::Position::default(), message, Some("`iop init` writes one to start from".to_owned()));
+                problems.error(
+                    super::problem::Position::default(),
+                    message,
+                    Some("`iop init` writes one to start from".to_owned()),
+                );
                 return (None, problems);
             }
         };

@@ -13,19 +13,27 @@ use super::exposure::{Protection, exposed};
 use super::problem::{Position, Problems};
 use super::schema::{self, Kind, Object, optional};
 use super::secret::{read_secret, resolve_path};
-use super::tree::{Tree, Value};
+use super::tree::{Entry, Tree, Value};
 
 #[cfg(test)]
 mod tests;
 
 static TLS: Object = Object {
     name: "tls",
-    fields: &[optional("ca", Kind::Text, "PEM file with the CA of the Edge's certificate; default: what the system trusts")],
+    fields: &[optional(
+        "ca",
+        Kind::Text,
+        "PEM file with the CA of the Edge's certificate; default: what the system trusts",
+    )],
 };
 static RECONNECT: Object = Object {
     name: "reconnect",
     fields: &[
-        optional("max_attempts", Kind::Integer { min: 0, max: u64::MAX }, "tries in a row before the Node gives up; 0 = never; default 10"),
+        optional(
+            "max_attempts",
+            Kind::Integer { min: 0, max: u64::MAX },
+            "tries in a row before the Node gives up; 0 = never; default 10",
+        ),
         optional("interval_sec", Kind::Integer { min: 1, max: 86_400 }, "longest wait between tries; default 10"),
     ],
 };
@@ -48,7 +56,11 @@ pub static NODE_FILE: Object = Object {
         optional("token_file", Kind::Text, "file with this Node's token"),
         optional("tls", Kind::Object(&TLS), "certificates"),
         optional("reconnect", Kind::Object(&RECONNECT), "what happens when the connection ends"),
-        optional("allow_upstream", Kind::List(&Kind::Text), "what providers may be: loopback, private, hosts, addresses, networks; default: [loopback, private]"),
+        optional(
+            "allow_upstream",
+            Kind::List(&Kind::Text),
+            "what providers may be: loopback, private, hosts, addresses, networks; default: [loopback, private]",
+        ),
         optional("metrics", Kind::Object(&METRICS_LISTENER), "metrics and health"),
         optional("insecure_plaintext", Kind::Bool, "an http:// Edge on another machine is all right; default false"),
     ],
@@ -116,7 +128,7 @@ pub struct NodeOptions {
     /// Config file with the same settings
     #[arg(long, env = "IOP_NODE_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// URL of the Edge, like https://edge.example:8443
+    /// URL of the Edge, like `https://edge.example:8443`
     #[arg(long, env = "IOP_NODE_EDGE", value_name = "URL")]
     pub edge: Option<String>,
     /// Connect to this host:port instead of the URL's
@@ -222,7 +234,11 @@ impl NodeOptions {
                 }
             },
             (Some(_), Some(_)) => {
-                problems.error(at("token_file"), "IOP_NODE_TOKEN and a token file are both given", Some("keep one of them".to_owned()));
+                problems.error(
+                    at("token_file"),
+                    "IOP_NODE_TOKEN and a token file are both given",
+                    Some("keep one of them".to_owned()),
+                );
                 None
             }
             (None, None) => {
@@ -256,7 +272,11 @@ impl NodeOptions {
             };
             for exposed in exposed(address, protection) {
                 let hint = "listen on 127.0.0.1, or write metrics: { insecure_no_auth: true, insecure_plaintext: true } in node.yaml";
-                problems.error(at("metrics"), format!("the metrics listener at {address} {exposed}"), Some(hint.to_owned()));
+                problems.error(
+                    at("metrics"),
+                    format!("the metrics listener at {address} {exposed}"),
+                    Some(hint.to_owned()),
+                );
             }
         }
         Some(NodeSettings {
@@ -280,16 +300,17 @@ fn parse(text: &str, problems: &mut Problems) -> (NodeFile, Option<Tree>) {
         problems.error(entry.at, "a plain token must not stand in a config file", Some(hint.to_owned()));
     }
     schema::check(&mut tree, &NODE_FILE, problems);
-    if problems.has_errors() {
-        return (NodeFile::default(), Some(tree));
-    }
-    match serde_json::from_value(tree.to_json()) {
-        Ok(file) => (file, Some(tree)),
-        Err(error) => {
-            problems.error(tree.at, format!("the config can't be used: {error}"), None);
-            (NodeFile::default(), Some(tree))
-        }
-    }
+    // A key with a mistake is left out and the others are used, so that what is missing is told only if it is.
+    let usable = |entry: &&Entry| {
+        let alone = Tree { value: Value::Map(vec![(*entry).clone()]), at: entry.at };
+        serde_json::from_value::<NodeFile>(alone.to_json()).is_ok()
+    };
+    let entries = match &tree.value {
+        Value::Map(entries) => entries.iter().filter(usable).cloned().collect(),
+        _ => Vec::new(),
+    };
+    let file = serde_json::from_value(Tree { value: Value::Map(entries), at: tree.at }.to_json());
+    (file.unwrap_or_default(), Some(tree))
 }
 
 fn check_token(text: &str, source: &str, at: Position, problems: &mut Problems) -> Option<String> {
@@ -322,7 +343,11 @@ fn edge_address(
         return None;
     };
     let wrong = |problems: &mut Problems, message: &str| {
-        let hint = if url.contains("://") { "for example https://edge.example:8443".to_owned() } else { format!("https://{url}") };
+        let hint = if url.contains("://") {
+            "for example https://edge.example:8443".to_owned()
+        } else {
+            format!("https://{url}")
+        };
         problems.error(at, message, Some(hint));
     };
     let Ok(uri) = url.parse::<http::Uri>() else {
@@ -345,7 +370,8 @@ fn edge_address(
     }
     if !tls && !plaintext && !is_loopback_host(&dial) {
         let message = "the Edge is on another machine and http:// has no TLS: the token and every prompt could be read on the way";
-        let hint = format!("use https://{host}:{port}, or say --insecure-plaintext if the network is encrypted otherwise");
+        let hint =
+            format!("use https://{host}:{port}, or say --insecure-plaintext if the network is encrypted otherwise");
         problems.error(at, message, Some(hint));
     }
     let tls_name = name.unwrap_or_else(|| host.trim_matches(['[', ']']).to_owned());

@@ -87,7 +87,11 @@ fn check_object(tree: &mut Tree, object: &'static Object, problems: &mut Problem
     };
     for field in object.fields.iter().filter(|field| field.required) {
         if !entries.iter().any(|entry| entry.key == field.name) {
-            problems.error(at, format!("{} needs the key `{}`", object.name, field.name), Some(format!("{}: {}", field.name, field.doc)));
+            problems.error(
+                at,
+                format!("{} needs the key `{}`", object.name, field.name),
+                Some(format!("{}: {}", field.name, field.doc)),
+            );
         }
     }
     for entry in entries {
@@ -128,7 +132,11 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
         (Kind::Integer { min, max }, Value::Int(number)) => {
             if *number < i128::from(*min) || *number > i128::from(*max) {
                 let hint = (*max != u64::MAX).then(|| format!("it goes from {min} to {max}"));
-                problems.error(at, format!("`{name}` can't be {number}"), hint.or_else(|| Some(format!("at least {min}"))));
+                problems.error(
+                    at,
+                    format!("`{name}` can't be {number}"),
+                    hint.or_else(|| Some(format!("at least {min}"))),
+                );
             }
         }
         (Kind::Integer { .. }, other) => wrong(problems, "a whole number", other, None),
@@ -164,7 +172,16 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
         (Kind::Text | Kind::Choice(_) | Kind::TokenId, other @ (Value::Int(_) | Value::Float(_) | Value::Bool(_))) => {
             wrong(problems, "text", other, Some("put it in quotes".to_owned()));
         }
-        (Kind::Address | Kind::AddressOr(_) | Kind::Choice(_) | Kind::Hash | Kind::Reference | Kind::Text | Kind::TokenId, other) => {
+        (
+            Kind::Address
+            | Kind::AddressOr(_)
+            | Kind::Choice(_)
+            | Kind::Hash
+            | Kind::Reference
+            | Kind::Text
+            | Kind::TokenId,
+            other,
+        ) => {
             wrong(problems, "text", other, None);
         }
     }

@@ -23,7 +23,8 @@ fn is_variable_name(name: &str) -> bool {
 }
 
 /// How a plain token in a config file becomes a hash.
-const CONVERT: &str = "config holds hashes only: run `iop-edge hash`, paste the token into it, and write what it prints";
+const CONVERT: &str =
+    "config holds hashes only: run `iop-edge hash`, paste the token into it, and write what it prints";
 
 /// Checks `sha256:…` or `file:…`; a plain token is told how to become a hash, and is never repeated.
 pub(crate) fn check_hash(text: &str, name: &str, at: Position, problems: &mut Problems) {
@@ -88,7 +89,8 @@ pub fn resolve_hash(base: &Path, text: &str) -> Result<TokenHash, String> {
         Some(path) => {
             let path = resolve_path(base, path);
             let line = read_secret(&path)?;
-            TokenHash::parse(&line).ok_or_else(|| format!("{} does not hold `sha256:` and 64 hex digits", path.display()))
+            TokenHash::parse(&line)
+                .ok_or_else(|| format!("{} does not hold `sha256:` and 64 hex digits", path.display()))
         }
         None => TokenHash::parse(text).ok_or_else(|| "not a hash".to_owned()),
     }

@@ -74,7 +74,8 @@ impl Tree {
                 None
             }
             Err(error) => {
-                let at = error.location().map(|at| Position { line: at.line(), column: at.column() }).unwrap_or_default();
+                let at =
+                    error.location().map(|at| Position { line: at.line(), column: at.column() }).unwrap_or_default();
                 let message = error.without_snippet().to_string();
                 let message = message.lines().next().unwrap_or("not valid YAML").to_owned();
                 problems.error(at, message, None);
@@ -140,7 +141,9 @@ impl Tree {
         for part in path.split('/').filter(|part| !part.is_empty()) {
             let next = match &here.value {
                 Value::List(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)),
-                Value::Bool(_) | Value::Float(_) | Value::Int(_) | Value::Map(_) | Value::Null | Value::Text(_) => here.get(part),
+                Value::Bool(_) | Value::Float(_) | Value::Int(_) | Value::Map(_) | Value::Null | Value::Text(_) => {
+                    here.get(part)
+                }
             };
             match next {
                 Some(next) => here = next,
@@ -269,7 +272,10 @@ mod tests {
         assert_eq!(tree.at("list/1/id"), Position { line: 4, column: 9 });
         assert_eq!(tree.at("list/0/n"), Position { line: 3, column: 17 });
         assert_eq!(tree.at("list/1/missing").line, 4);
-        assert_eq!(tree.to_json(), serde_json::json!({"a":1,"list":[{"id":"x","n":2},{"id":"y","deep":[true,null,1.5]}]}));
+        assert_eq!(
+            tree.to_json(),
+            serde_json::json!({"a":1,"list":[{"id":"x","n":2},{"id":"y","deep":[true,null,1.5]}]})
+        );
         let Value::Map(entries) = &tree.value else { panic!() };
         assert_eq!(entries[1].at, Position { line: 2, column: 1 });
     }

@@ -11,7 +11,9 @@ fn options(dir: &TestDir) -> InitOptions {
 #[test]
 fn what_is_written_passes_the_checks_and_fits_together() {
     // BIN-2, BIN-4
-    for (host, backend) in [(vec![], None), (vec!["edge.example".to_owned(), "10.1.2.3".to_owned()], Some("http://127.0.0.1:8000"))] {
+    for (host, backend) in
+        [(vec![], None), (vec!["edge.example".to_owned(), "10.1.2.3".to_owned()], Some("http://127.0.0.1:8000"))]
+    {
         let dir = TestDir::new();
         let outside = !host.is_empty();
         let options = InitOptions { host, backend: backend.map(ToOwned::to_owned), ..options(&dir) };
@@ -29,7 +31,11 @@ fn what_is_written_passes_the_checks_and_fits_together() {
         assert_eq!(edge.nodes[0].token_id, token.id().as_str());
         let key = done.text.split_whitespace().find(|word| word.starts_with("iopk_")).unwrap();
         assert_eq!(edge.auth.api_keys[0].hash, Token::parse(TokenKind::ApiKey, key).unwrap().hash().to_string());
-        assert!(done.text.contains("iop-edge serve --config ") && done.text.contains("iop-node serve --edge https://"), "{}", done.text);
+        assert!(
+            done.text.contains("iop-edge serve --config ") && done.text.contains("iop-node serve --edge https://"),
+            "{}",
+            done.text
+        );
     }
 }
 
@@ -74,11 +80,17 @@ fn the_node_trusts_the_certificate_by_every_name_and_no_other() {
     init(&options, SystemTime::now()).unwrap();
     let at = |name: &str| dir.path().join(name);
     let pair = crate::tls::load_pair(&at("certs/edge.pem"), &at("certs/edge-key.pem")).unwrap();
-    let (server, client) = (crate::tls::nodes_server(&pair).unwrap(), crate::tls::node_client(Some(&at("certs/ca.pem"))).unwrap());
-    for (name, fine) in
-        [("localhost", true), ("127.0.0.1", true), ("::1", true), ("edge.example", true), ("10.1.2.3", true), ("other.example", false)]
-    {
-        let name = rustls_pki_types::ServerName::try_from(name).unwrap();
+    let (server, client) =
+        (crate::tls::nodes_server(&pair).unwrap(), crate::tls::node_client(Some(&at("certs/ca.pem"))).unwrap());
+    for (name, fine) in [
+        ("localhost", true),
+        ("127.0.0.1", true),
+        ("::1", true),
+        ("edge.example", true),
+        ("10.1.2.3", true),
+        ("other.example", false),
+    ] {
+        let name = ServerName::try_from(name).unwrap();
         let mut client = rustls::ClientConnection::new(std::sync::Arc::clone(&client), name.to_owned()).unwrap();
         let mut server = rustls::ServerConnection::new(std::sync::Arc::clone(&server)).unwrap();
         assert_eq!(handshake(&mut client, &mut server).is_ok(), fine, "{name:?}");
@@ -88,7 +100,10 @@ fn the_node_trusts_the_certificate_by_every_name_and_no_other() {
     }
 }
 
-fn handshake(client: &mut rustls::ClientConnection, server: &mut rustls::ServerConnection) -> Result<(), rustls::Error> {
+fn handshake(
+    client: &mut rustls::ClientConnection,
+    server: &mut rustls::ServerConnection,
+) -> Result<(), rustls::Error> {
     while client.is_handshaking() || server.is_handshaking() {
         let mut bytes = Vec::new();
         while client.wants_write() {

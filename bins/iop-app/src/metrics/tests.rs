@@ -21,7 +21,10 @@ fn every_observation_has_a_metric_with_a_closed_label() {
         metrics.observe(&Observation::Waited { model, wait: std::time::Duration::ZERO, outcome: *outcome });
     }
     let text = metrics.render(&Gauges::default());
-    assert!(text.contains("iop_late_messages_total 1") && text.contains("iop_receive_pool_exhausted_total 1"), "{text}");
+    assert!(
+        text.contains("iop_late_messages_total 1") && text.contains("iop_receive_pool_exhausted_total 1"),
+        "{text}"
+    );
     for violation in Violation::ALL {
         assert!(text.contains(&format!("iop_violations_total{{kind=\"{violation}\"}} 1")), "{text}");
     }
@@ -32,7 +35,10 @@ fn every_observation_has_a_metric_with_a_closed_label() {
 fn names_begin_with_iop_and_gauges_show_what_they_are_told() {
     // OPS-1
     let gauges = Gauges {
-        nodes: vec![NodeGauge { id: "gpu-1".to_owned(), ready: true }, NodeGauge { id: "gpu-2".to_owned(), ready: false }],
+        nodes: vec![
+            NodeGauge { id: "gpu-1".to_owned(), ready: true },
+            NodeGauge { id: "gpu-2".to_owned(), ready: false },
+        ],
         providers: vec![ProviderGauge { id: "p".to_owned(), capacity: 32, in_use: 5 }],
         waiting: 7,
     };
@@ -50,6 +56,7 @@ fn names_begin_with_iop_and_gauges_show_what_they_are_told() {
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
-    let text = metrics.render(&Gauges { nodes: vec![NodeGauge { id: "gpu-1".to_owned(), ready: false }], ..Gauges::default() });
+    let text = metrics
+        .render(&Gauges { nodes: vec![NodeGauge { id: "gpu-1".to_owned(), ready: false }], ..Gauges::default() });
     assert!(text.contains(r#"iop_node_ready{node="gpu-1"} 0"#), "{text}");
 }

@@ -79,7 +79,8 @@ async fn a_token_that_the_edge_does_not_know_is_fatal_with_the_next_step() {
     let stop = Shutdown::default();
     let _edge = tokio::spawn(bound.serve(stop.clone()));
     let options = NodeOptions { token_file: Some(other.path().join("node.token")), ..node_options(&dir, nodes) };
-    let ended = timeout(Duration::from_secs(20), node(options).serve(CancellationToken::new())).await.unwrap().unwrap_err();
+    let ended =
+        timeout(Duration::from_secs(20), node(options).serve(CancellationToken::new())).await.unwrap().unwrap_err();
     assert_eq!(ended.exit_code(), crate::exit::Exit::Fatal.code());
     stop.force();
 }

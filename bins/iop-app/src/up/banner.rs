@@ -58,7 +58,10 @@ fn write(up: &Up, out: &mut String) -> std::fmt::Result {
         Some(Asked::No) => {
             let why = if up.probed.is_empty() { "no backend" } else { "no backend with a model" };
             writeln!(out, "{why} was found: serving the built-in demo model iop-demo, which is no language model")?;
-            writeln!(out, "start Ollama, vLLM, llama.cpp, LM Studio or SGLang and run `iop up` again, or give --backend URL\n")?;
+            writeln!(
+                out,
+                "start Ollama, vLLM, llama.cpp, LM Studio or SGLang and run `iop up` again, or give --backend URL\n"
+            )?;
         }
     }
     if let Some(wanted) = up.moved_from {
@@ -94,7 +97,9 @@ fn write(up: &Up, out: &mut String) -> std::fmt::Result {
         write!(out, " --cacert {}", quoted(&cert.display().to_string()))?;
     }
     match (&up.access, key) {
-        (Access::Made(_), Some(key)) => write!(out, " -H {}", quoted(&format!("Authorization: Bearer {}", key.expose())))?,
+        (Access::Made(_), Some(key)) => {
+            write!(out, " -H {}", quoted(&format!("Authorization: Bearer {}", key.expose())))?
+        }
         (_, Some(_)) => write!(out, " -H \"Authorization: Bearer $IOP_API_KEY\"")?,
         (_, None) => {}
     }
@@ -104,7 +109,9 @@ fn write(up: &Up, out: &mut String) -> std::fmt::Result {
 fn models(names: &[String]) -> String {
     match names.len() {
         0 => "none yet".to_owned(),
-        count if count > SHOWN_MODELS => format!("{}, and {} more", names[..SHOWN_MODELS].join(", "), count - SHOWN_MODELS),
+        count if count > SHOWN_MODELS => {
+            format!("{}, and {} more", names[..SHOWN_MODELS].join(", "), count - SHOWN_MODELS)
+        }
         _ => names.join(", "),
     }
 }

@@ -45,7 +45,9 @@ async fn without_a_backend_the_demo_answers_at_the_base_url_that_was_said() {
     assert_eq!(up.models, ["iop-demo"]);
     let banner = banner::banner(&up);
     let base = format!("base url: http://{}/v1", up.address);
-    for words in [base.as_str(), "demo model", "api key: any value, e.g. iop", "models: iop-demo", "curl -N http://127.0.0.1:"] {
+    for words in
+        [base.as_str(), "demo model", "api key: any value, e.g. iop", "models: iop-demo", "curl -N http://127.0.0.1:"]
+    {
         assert!(banner.contains(words), "{words}: {banner}");
     }
     for key in [None, Some("iop"), Some("anything")] {
@@ -78,7 +80,10 @@ async fn a_taken_port_moves_to_the_next_free_one_and_that_is_said() {
     let (second, _shutdown) = started(&["--demo", "--listen", &wanted]).await;
     assert_ne!(second.address, first.address);
     let banner = banner::banner(&second);
-    assert!(banner.contains(&format!("port {} is taken: using {} instead", first.address.port(), second.address.port())), "{banner}");
+    assert!(
+        banner.contains(&format!("port {} is taken: using {} instead", first.address.port(), second.address.port())),
+        "{banner}"
+    );
     assert_eq!(send(second.address, get("/readyz")).await.status(), StatusCode::OK);
 }
 
@@ -136,7 +141,8 @@ impl tower_service::Service<Request<Incoming>> for Backend {
         Box::pin(async move {
             let models = request.uri().path() == "/v1/models";
             let _body = request.into_body().collect().await;
-            let body = if models { format!(r#"{{"object":"list","data":[{{"id":"{model}"}}]}}"#) } else { ANSWER.to_owned() };
+            let body =
+                if models { format!(r#"{{"object":"list","data":[{{"id":"{model}"}}]}}"#) } else { ANSWER.to_owned() };
             Ok(Response::builder().header("content-type", "application/json").body(Full::from(body)).unwrap())
         })
     }
@@ -225,7 +231,10 @@ async fn a_shutdown_finishes_what_runs_and_refuses_what_comes() {
             break answer;
         }
     };
-    assert_eq!((refused.status(), refused.headers()["connection"].to_str().unwrap()), (StatusCode::SERVICE_UNAVAILABLE, "close"));
+    assert_eq!(
+        (refused.status(), refused.headers()["connection"].to_str().unwrap()),
+        (StatusCode::SERVICE_UNAVAILABLE, "close")
+    );
     assert!(text(refused).await.contains("shutting_down"));
     assert!(text(running).await.ends_with("data: [DONE]\n\n"));
     timeout(Duration::from_secs(20), &mut up.serving).await.unwrap().unwrap();
@@ -243,4 +252,68 @@ async fn a_second_signal_ends_at_once() {
     timeout(Duration::from_secs(10), &mut up.serving).await.unwrap().unwrap();
     let cut = running.into_body().collect().await;
     assert!(cut.is_err() || !cut.unwrap().to_bytes().ends_with(b"[DONE]\n\n"));
+}
+
+/// Collects what is logged.
+#[derive(Clone, Default)]
+struct Sink(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn each_request_has_one_access_line_and_no_log_holds_a_prompt_or_a_key() {
+    // OPS-2: everything that is logged at all, down to TRACE; the runtime of this test has one thread
+    let sink = Sink::default();
+    let writer = sink.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .json()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let (up, _shutdown) = started(&["--demo", "--api-key", "SENTINEL-key"]).await;
+    let body = r#"{"model":"iop-demo","messages":[{"role":"user","content":"SENTINEL-prompt"}]}"#;
+    let request = Request::post("/v1/chat/completions?x=SENTINEL-query")
+        .header("host", "x")
+        .header("content-type", "application/json");
+    let request = request.body(Full::from(body)).unwrap();
+    let answer = send(up.address, with_key(request.clone(), "SENTINEL-key")).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    text(answer).await;
+    assert_eq!(send(up.address, with_key(request, "SENTINEL-wrong")).await.status(), StatusCode::UNAUTHORIZED);
+
+    let log = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+    let ours = |line: &&str| !line.contains("\"target\":\"hyper");
+    for line in log.lines().filter(ours) {
+        assert!(!line.contains("SENTINEL"), "{line}");
+    }
+    let lines: Vec<serde_json::Value> = log
+        .lines()
+        .filter(|line| line.contains(crate::telemetry::ACCESS_TARGET))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 2, "{log}");
+    let fields = &lines[0]["fields"];
+    for (name, value) in [
+        ("status", 200.into()),
+        ("ended_by", "completed".into()),
+        ("model", "iop-demo".into()),
+        ("provider", "demo".into()),
+        ("attempts", serde_json::Value::from(1)),
+    ] {
+        assert_eq!(fields[name], value, "{name}: {fields}");
+    }
+    for name in ["request_id", "outcome", "queue_ms", "ttft_ms", "duration_ms", "input_tokens", "output_tokens"] {
+        assert!(!fields[name].is_null(), "{name}: {fields}");
+    }
+    assert_eq!((&lines[1]["fields"]["status"], &lines[1]["fields"]["code"]), (&401.into(), &"invalid_api_key".into()));
 }

@@ -45,7 +45,9 @@ async fn a_cancel_closes_the_upstream_call_of_a_tunnel_wherever_it_waits() {
     let backend = backend().await;
     let adapter = adapter(&backend);
     for (at, (name, stream)) in
-        [("prefill", true), ("prefill", false), ("head", true), ("decode", true), ("body", false)].into_iter().enumerate()
+        [("prefill", true), ("prefill", false), ("head", true), ("decode", true), ("body", false)]
+            .into_iter()
+            .enumerate()
     {
         let mut execution = tunnel(&adapter, name, stream);
         settle(&backend, &mut execution).await;
@@ -89,21 +91,19 @@ async fn dropping_the_call_closes_the_upstream_call() {
 #[tokio::test]
 async fn a_reader_that_stops_stops_the_backend() {
     // EXE-4; field report 43: 64 MiB must not be read into memory
-    let chunk = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{}\"}}}}]}}\n\n", "x".repeat(64 * 1024));
+    let chunk =
+        format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{}\"}}}}]}}\n\n", "x".repeat(64 * 1024));
     let flood = (0..1024).fold(Answer::events(), |answer, _| answer.write(chunk.clone()));
     let backend = ScriptedBackend::builder().model("flood", flood).start().await.unwrap();
     let mut execution = tunnel(&adapter(&backend), "flood", true);
     assert!(matches!(next(&mut execution).await, Some(TunnelFrame::Head(_))));
     // Nobody polls the call now. The backend goes on until socket and client are full; then its count stands still.
-    let mut written = backend.traffic().written;
-    loop {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let now = backend.traffic().written;
-        if now == written && now > 0 {
-            break;
-        }
-        written = now;
+    let mut written = 0;
+    let quiet = Duration::from_millis(200);
+    while let Ok(traffic) = tokio::time::timeout(quiet, backend.wait_for(|traffic| traffic.written > written)).await {
+        written = traffic.written;
     }
+    assert!(written > 0);
     assert!(written < 24 * 1024 * 1024, "{written} bytes were read ahead");
     execution.cancel(CancelReason::SlowClient);
     assert!(matches!(next(&mut execution).await, Some(TunnelFrame::Cancelled(_))));

@@ -13,9 +13,11 @@ fn code(name: &str) -> FailureCode {
         "eof_after_delta" | "rst_after_delta" | "llama_killed" | "cut_mid_json_eof" | "reset_before_head" => {
             FailureCode::ProviderUnreachable
         }
-        "no_done_no_finish" | "no_final_newline" | "cut_mid_json_clean" | "empty_stream" | "ollama_compat_error_mid" => {
-            FailureCode::ProviderEndedWithoutTerminal
-        }
+        "no_done_no_finish"
+        | "no_final_newline"
+        | "cut_mid_json_clean"
+        | "empty_stream"
+        | "ollama_compat_error_mid" => FailureCode::ProviderEndedWithoutTerminal,
         name if STRICT_TUNNEL.contains(&name) => FailureCode::ProviderProtocol,
         name if name.starts_with("http_") || name.starts_with("error_") => FailureCode::ProviderRejected,
         "vllm_engine_dead" | "sglang_abort" | "deepseek_insufficient_resource" => FailureCode::ProviderRejected,
@@ -78,7 +80,8 @@ async fn every_case_ends_in_its_text_or_a_typed_error_as_a_run() {
         let mut execution = run(&adapter, name);
         let mut events = Vec::new();
         loop {
-            let silent = case.stream.end == CaseEnd::Stall && run_text(&events) == case.stream.text;
+            let silent =
+                case.stream.end == CaseEnd::Stall && run_text(&events) == case.stream.text && !execution.is_cancelled();
             tokio::select! {
                 event = next(&mut execution) => match event {
                     Some(event) => events.push(event),
@@ -115,8 +118,21 @@ async fn tunnel_bytes_are_the_providers_bytes() {
     let backend = ScriptedBackend::with_all_cases().await.unwrap();
     let adapter = adapter(&backend);
     for name in [
-        "ok", "ok_one_write", "crlf", "crlf_split", "cr", "bom", "comments", "multiline_data", "utf8_split", "byte_by_byte",
-        "retry_only", "blank_lines", "event_id_retry", "usage_twice", "llama_n2_two_usages",
+        "ok",
+        "ok_one_write",
+        "crlf",
+        "crlf_split",
+        "cr",
+        "bom",
+        "comments",
+        "multiline_data",
+        "utf8_split",
+        "byte_by_byte",
+        "retry_only",
+        "blank_lines",
+        "event_id_retry",
+        "usage_twice",
+        "llama_n2_two_usages",
     ] {
         let frames = collect(&mut tunnel(&adapter, name, true)).await;
         let sent = chat_case(name).unwrap().answer.body();
@@ -158,7 +174,15 @@ async fn usage_reaches_the_caller_whatever_form_it_has() {
     // EXE-7, API-4
     let backend = ScriptedBackend::with_all_cases().await.unwrap();
     let adapter = adapter(&backend);
-    for name in ["ok", "usage_no_choices", "usage_null_choices", "usage_twice", "usage_in_finish", "usage_null_each", "json_not_sse"] {
+    for name in [
+        "ok",
+        "usage_no_choices",
+        "usage_null_choices",
+        "usage_twice",
+        "usage_in_finish",
+        "usage_null_each",
+        "json_not_sse",
+    ] {
         let stream = name != "json_not_sse";
         let frames = collect(&mut tunnel(&adapter, name, stream)).await;
         let usages: Vec<_> = frames
@@ -188,6 +212,23 @@ async fn a_context_overflow_is_recognised_under_any_status() {
         let frames = collect(&mut tunnel(&adapter(&backend), "m", true)).await;
         let Some(TunnelFrame::Failed(failure)) = frames.last() else { panic!("{frames:?}") };
         assert_eq!(failure.provider_reason, Some(ProviderReason::ContextLengthExceeded));
+    }
+}
+
+#[tokio::test]
+async fn a_compressed_or_endless_error_text_does_not_hide_its_status() {
+    // ADP-3, SEC-1
+    use iop_execution::testkit::Answer;
+    let backend = ScriptedBackend::builder()
+        .model("gzip", Answer::json(429, "\u{1f}x").header("content-encoding", "gzip"))
+        .model("long", Answer::new(429).write("x".repeat(70_000)).hang())
+        .start()
+        .await
+        .unwrap();
+    for name in ["gzip", "long"] {
+        let frames = collect(&mut tunnel(&adapter(&backend), name, true)).await;
+        let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!((failure.code, failure.upstream_status), (FailureCode::ProviderRejected, Some(429)), "{name}");
     }
 }
 

@@ -57,7 +57,8 @@ async fn an_iop_edge_is_recognised() {
 async fn lists_are_bounded_and_bad_ones_change_nothing() {
     let many: Vec<_> = (0..2000).map(|at| format!(r#"{{"id":"m{at}"}}"#)).collect();
     assert_eq!(found(list(&many.join(",")), None).await.targets.len(), MAX_TARGETS);
-    for bad in [Answer::json(200, "<html>"), Answer::json(200, "[]"), Answer::json(401, "{}"), Answer::reset_at_once()] {
+    for bad in [Answer::json(200, "<html>"), Answer::json(200, "[]"), Answer::json(401, "{}"), Answer::reset_at_once()]
+    {
         assert_eq!(found(bad, None).await, Discovery::default());
     }
 }

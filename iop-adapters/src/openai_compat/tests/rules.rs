@@ -22,6 +22,29 @@ async fn a_backend_that_resets_every_connection_counts_one_request_per_dispatch(
 }
 
 #[tokio::test]
+async fn a_used_connection_that_breaks_counts_one_request_too() {
+    // NOD-10: HTTP clients like to repeat what failed on a connection from their pool
+    let backend = ScriptedBackend::builder()
+        .model("good", Answer::json(200, "{}"))
+        .model("reset", Answer::reset_at_once())
+        .model("cut", Answer::new(200).late_head().close())
+        .start()
+        .await
+        .unwrap();
+    let adapter = adapter(&backend);
+    for name in ["reset", "cut"] {
+        let before = backend.traffic().requests;
+        collect(&mut tunnel(&adapter, "good", false)).await;
+        let frames = collect(&mut tunnel(&adapter, name, false)).await;
+        let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!(failure.provider_contacted, ProviderContacted::Yes, "{name}");
+        assert_eq!(backend.traffic().requests, before + 2, "{name}");
+        let [.., first, second] = &backend.received()[..] else { panic!("two requests") };
+        assert_eq!(first.connection, second.connection, "the connection was used again");
+    }
+}
+
+#[tokio::test]
 async fn a_redirect_is_an_error_and_not_followed() {
     // SEC-1, NOD-10
     let elsewhere = ScriptedBackend::with_all_cases().await.unwrap();
@@ -140,7 +163,11 @@ async fn wrong_kinds_of_answers_are_named() {
         ("cut json", Answer::json(200, full[..40].to_owned()), false),
         ("json that is no object", Answer::json(200, "[1]"), false),
         ("nothing", Answer::json(200, ""), false),
-        ("events nobody asked for", chat_case("ok").unwrap().answer.without_stream(chat_case("ok").unwrap().answer), false),
+        (
+            "events nobody asked for",
+            chat_case("ok").unwrap().answer.without_stream(chat_case("ok").unwrap().answer),
+            false,
+        ),
         ("bad event", Answer::events().write("data: {\"choices\":[SENTINEL\n\n"), true),
         ("no text", Answer::events().write(&b"data: {\"a\":\"\xff\"}\n\n"[..]), true),
     ] {
@@ -164,7 +191,8 @@ async fn a_whole_answer_passes_byte_for_byte_or_not_at_all() {
     // API-7, API-10
     let full = iop_execution::testkit::cases::full_answer().to_string();
     let long = full.replace("Hé", &"x".repeat(3 * 1024 * 1024));
-    let cut = Answer::new(200).header("content-type", "application/json").header("content-length", "500").write(full.clone());
+    let cut =
+        Answer::new(200).header("content-type", "application/json").header("content-length", "500").write(full.clone());
     let backend = ScriptedBackend::builder()
         .model("blank", Answer::new(200).header("content-type", "application/json").write("\n\n").write(full.clone()))
         .model("long", Answer::json(200, long.clone()))

@@ -212,3 +212,23 @@ async fn a_second_connection_of_a_node_is_refused_and_the_first_goes_on() {
     let (stream, _) = started(&edge, &mut first, "only-a").await;
     drop(stream);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_was_cancelled_and_then_fenced_ends_once() {
+    // EXE-6, FEN-2
+    let edge = edge();
+    let mut events = edge.subscribe_runs();
+    let mut node = Node::connect(&edge, "n1").await;
+    let (mut stream, number) = started(&edge, &mut node, "only-a").await;
+    edge.cancel(stream.run_id());
+    assert_eq!(node.recv().await, ToNode::Cancel(number, CancelReason::Client));
+    node.cut().await;
+    assert_eq!(stream.next().await.unwrap().kind, RunEventKind::Cancelled(CancelReason::Client));
+    assert!(stream.next().await.is_none());
+    drop((stream, edge));
+    let mut terminals = 0;
+    while let Some(Notice::Event(notice)) = futures_util::FutureExt::now_or_never(events.next()).flatten() {
+        terminals += u32::from(notice.event.kind.is_terminal());
+    }
+    assert_eq!(terminals, 1);
+}

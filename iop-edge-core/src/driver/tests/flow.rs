@@ -125,39 +125,36 @@ async fn windows_shrink_and_the_run_blocked_longest_pays_for_an_exhausted_pool()
     let edge = start(builder(catalog()).receive_pool(160 * 1024).observer(observer));
     let mut node = Node::connect(&edge, "n1").await;
     let mut other = Node::connect(&edge, "n2").await;
-    let (first, run) = tunnel(&edge, &mut node, "long").await;
+    let part = |len: usize| TunnelFrame::Body { bytes: Bytes::from(vec![b'x'; len]), flags: FrameFlags::NONE };
+    let (mut first, run) = tunnel(&edge, &mut node, "long").await;
     node.frame(run, 1, head());
     for n in 2..=8 {
         node.frame(run, n, body());
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (_, mut second) = edge.submit_tunnel(to("any"), call(Bytes::new())).await.unwrap();
-    let second_node = if in_use(&edge, "c").normal == 1 { &mut other } else { &mut node };
-    let request = second_node.request().await;
-    assert_eq!(request.window, 32 * 1024, "less than half of the pool is free");
-    second_node.frame(request.run, 1, head());
-    second_node.frame(request.run, 2, body());
+    let (_, mut second) = edge.submit_tunnel(to("only-a"), call(Bytes::new())).await.unwrap();
+    let request = node.request().await;
+    assert_eq!(request.window, 64 * 1024, "less than half of the pool is free");
+    node.frame(request.run, 1, head());
+    node.frame(request.run, 2, body());
     settle().await;
-    assert_eq!(recorder.count(|seen| *seen == Observation::PoolExhausted), 0);
-    let (third, run) = tunnel(&edge, &mut node, "long").await;
-    node.frame(run, 1, head());
-    node.frame(run, 2, TunnelFrame::Body { bytes: Bytes::from_static(&[b'x'; 15 * 1024]), flags: FrameFlags::NONE });
+    let (_, mut third) = edge.submit_tunnel(to("any"), call(Bytes::new())).await.unwrap();
+    let request = other.request().await;
+    assert_eq!(request.window, 32 * 1024, "less than a quarter is");
+    other.frame(request.run, 1, head());
+    other.frame(request.run, 2, part(15 * 1024));
+    other.frame(request.run, 3, part(15 * 1024));
     settle().await;
-    for n in 3..=4 {
-        let free = 160 * 1024 - edge.shared().pool.held();
-        if free < 16 * 1024 {
-            node.frame(run, n, TunnelFrame::Body { bytes: Bytes::from_static(&[b'x'; 900]), flags: FrameFlags::NONE });
-        }
-    }
+    let exhausted = || recorder.count(|seen| *seen == Observation::PoolExhausted);
+    assert_eq!((exhausted(), edge.shared().pool.held()), (0, 3 * 256 + (7 * 16 + 16 + 30) * 1024));
+    other.frame(request.run, 4, part(1536));
     settle().await;
-    let mut first = first;
-    if edge.shared().pool.held() > 64 * 1024 {
-        panic!("the pool was never relieved: {}", edge.shared().pool.held());
-    }
-    assert_eq!(recorder.count(|seen| *seen == Observation::PoolExhausted), 1);
+    assert_eq!((exhausted(), edge.shared().pool.held()), (1, 2 * 256 + (16 + 30) * 1024 + 1536));
     assert_eq!(first.next().await, Some(TunnelFrame::Cancelled(CancelReason::ReceivePool)));
-    assert!(matches!(second.next().await, Some(TunnelFrame::Head(_))), "the others go on");
-    drop(third);
+    assert_eq!(node.pending().await, [ToNode::Cancel(run, CancelReason::ReceivePool)]);
+    for stream in [&mut second, &mut third] {
+        assert!(matches!(stream.next().await, Some(TunnelFrame::Head(_))), "the others go on");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -36,11 +36,20 @@ async fn a_run_goes_out_and_its_events_come_back_in_order() {
     assert_eq!(stream.next().await.unwrap().kind, RunEventKind::Start);
     assert_eq!(stream.next().await.unwrap().kind, delta("hello"));
     assert_eq!(in_use(&edge, "a").normal, 1);
+    // A task of its own sees the end as early as anyone can.
+    let client = tokio::spawn({
+        let edge = edge.clone();
+        async move {
+            let last = stream.next().await.unwrap();
+            assert!(edge.snapshot().is_at_rest(), "the place is free before the client sees the end");
+            assert_eq!((last.seq, last.kind), (3, RunEventKind::Complete(FinishReason::Stop)));
+            assert!(stream.next().await.is_none());
+            stream
+        }
+    });
+    settle().await;
     node.event(head.run, 3, RunEventKind::Complete(FinishReason::Stop));
-    let last = stream.next().await.unwrap();
-    assert!(edge.snapshot().is_at_rest(), "the place is free before the client sees the end");
-    assert_eq!((last.seq, last.kind), (3, RunEventKind::Complete(FinishReason::Stop)));
-    assert!(stream.next().await.is_none());
+    let stream = client.await.unwrap();
     drop(stream);
     assert!(node.pending().await.is_empty(), "a finished run is not cancelled");
     assert_eq!(recorder.count(|seen| matches!(seen, Observation::Receipt { .. })), 1);
@@ -155,9 +164,8 @@ async fn dropping_a_submission_leaves_nothing_at_any_stage() {
     drop(granted);
     assert_eq!(in_use(&edge, "a").normal, 0);
     drop(stream);
-    let abandoned = |seen: &Observation| {
-        matches!(seen, Observation::LeaseReleased { cause: ReleaseCause::Abandoned, .. })
-    };
+    let abandoned =
+        |seen: &Observation| matches!(seen, Observation::LeaseReleased { cause: ReleaseCause::Abandoned, .. });
     assert_eq!(recorder.count(abandoned), 1);
     // a panic in what the caller does
     let panics = tokio::spawn({

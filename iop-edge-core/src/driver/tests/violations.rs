@@ -5,9 +5,7 @@ use iop_execution::{
     CancelReason, FailureCode, FinishReason, FrameFlags, RunEventKind, TunnelFrame, TunnelHead, Usage,
 };
 use iop_wire::limits::{MAX_WINDOW, MIN_CHARGE};
-use iop_wire::{
-    CloseCode, CommandResponse, ConfigAck, LinkError, Pong, RunNumber, ToEdge, ToNode,
-};
+use iop_wire::{CloseCode, CommandResponse, ConfigAck, LinkError, Pong, RunNumber, ToEdge, ToNode};
 
 use super::script::*;
 use crate::edge::Edge;

@@ -237,12 +237,14 @@ impl TunnelAnswer {
         let (failure, said) = match &mut self.stage {
             // The client has everything: a failure afterwards is not its business.
             Stage::Done => return gate.complete(),
-            Stage::Failing(failing) => failing.merged(terminal),
+            Stage::Failing(failing) => {
+                self.rewrite.count(Edit::Error);
+                failing.merged(terminal)
+            }
             Stage::Head | Stage::Events | Stage::Document(_) => {
                 (terminal.unwrap_or_else(lost), ProviderSaid::default())
             }
         };
-        self.rewrite.count(Edit::Error);
         gate.fail(ApiError::from_failure(&failure, said.message));
     }
 }

@@ -324,6 +324,25 @@ async fn an_event_waits_for_no_later_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_finished_stream_waits_for_nobody_and_counts_as_finished_when_the_server_stops_reading() {
+    // API-6, OPS-2
+    let rig = Rig::new([hanging([sse(), lifecycle(ROLE), lifecycle(FINISH), done()])]);
+    let began = tokio::time::Instant::now();
+    let mut response = rig.chat(STREAM).await;
+    let bytes = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(bytes, public(&[ROLE, FINISH, DONE].concat()));
+    assert_eq!(began.elapsed(), Duration::ZERO, "`[DONE]` itself is the commit of an answer without content");
+    // A server may drop a body that says it is at its end, without asking once more.
+    let rig = Rig::new([tunnel([sse(), content(TOKEN), done(), TunnelFrame::End])]);
+    let mut response = rig.chat(STREAM).await;
+    while !http_body::Body::is_end_stream(response.body()) {
+        response.body_mut().frame().await.unwrap().unwrap();
+    }
+    drop(response);
+    assert_eq!(rig.record().outcome, Outcome::Completed);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_event_in_parts_is_one_event_and_bounded() {
     // API-10
     let (a, b) = TOKEN.split_at(20);

@@ -103,5 +103,9 @@ fn long_requests_draw_on_their_part_only() {
     assert_eq!(ledger.acquire(lease(2, 1, "a", WorkClass::Normal), LIMITS), Ok(()));
     assert_eq!(ledger.acquire(lease(3, 1, "a", WorkClass::Normal), LIMITS), Ok(()));
     assert_eq!(ledger.acquire(lease(4, 1, "a", WorkClass::Normal), LIMITS), Err(AtCapacity));
-    assert_eq!(ledger.acquire(lease(4, 1, "b", WorkClass::Normal), LIMITS), Ok(()), "another provider has its own pool");
+    assert_eq!(
+        ledger.acquire(lease(4, 1, "b", WorkClass::Normal), LIMITS),
+        Ok(()),
+        "another provider has its own pool"
+    );
 }

@@ -8,9 +8,12 @@ fn response(effects: &[Effect]) -> Result<u64, RefusalReason> {
     effects
         .iter()
         .find_map(|effect| match effect {
-            Effect::Send { message: ToNode::RegisterResponse(RegisterResponse { outcome, .. }), .. } => {
-                Some(outcome.as_ref().map(|ok| ok.config.revision).map_err(|refusal| refusal.reason))
-            }
+            Effect::Send { message, .. } => match &**message {
+                ToNode::RegisterResponse(RegisterResponse { outcome, .. }) => {
+                    Some(outcome.as_ref().map(|ok| ok.config.revision).map_err(|refusal| refusal.reason))
+                }
+                _ => None,
+            },
             _ => None,
         })
         .expect("a response")
@@ -18,7 +21,10 @@ fn response(effects: &[Effect]) -> Result<u64, RefusalReason> {
 
 fn ready_answers(effects: &[Effect]) -> Vec<bool> {
     let answers = effects.iter().filter_map(|effect| match effect {
-        Effect::Send { message: ToNode::ReadyResponse(NodeReadyResponse { ready, .. }), .. } => Some(*ready),
+        Effect::Send { message, .. } => match **message {
+            ToNode::ReadyResponse(NodeReadyResponse { ready, .. }) => Some(ready),
+            _ => None,
+        },
         _ => None,
     });
     answers.collect()
@@ -50,7 +56,10 @@ fn the_first_ready_pumps_publishes_and_answers_in_this_order() {
         .filter_map(|effect| match effect {
             Effect::Granted(grant) if grant.attempt == waiter && grant.provider.as_str() == "a" => Some("granted"),
             Effect::Publish(EdgeNodeEvent::Connected { .. }) => Some("connected"),
-            Effect::Send { message: ToNode::ReadyResponse(answer), .. } if answer.lease_generation == 99 => Some("answer"),
+            Effect::Send { message, .. } => match &**message {
+                ToNode::ReadyResponse(answer) if answer.lease_generation == 99 => Some("answer"),
+                _ => Some("other"),
+            },
             Effect::Observe(_) => None,
             _ => Some("other"),
         })

@@ -197,9 +197,10 @@ impl World {
         }
         assert!(in_use(state, "b").long <= 1, "I4, LEA-2");
         assert_eq!(self.placed - self.released, held, "I5: each place is released exactly once");
-        let with_place = state.attempts.values().filter(|entry| {
-            matches!(entry.stage, Stage::Reserved | Stage::Dispatched | Stage::Cancelling)
-        });
+        let with_place = state
+            .attempts
+            .values()
+            .filter(|entry| matches!(entry.stage, Stage::Reserved | Stage::Dispatched | Stage::Cancelling));
         assert_eq!(with_place.count(), held, "I4: places in use are those of open attempts");
         let mut waiting = 0;
         for (at, group) in state.groups.iter().enumerate() {

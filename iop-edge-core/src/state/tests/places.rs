@@ -281,10 +281,7 @@ fn a_deadline_ends_a_request_wherever_it_is() {
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut state = new_state(catalog());
     connect(&mut state, "n1", start);
-    assert_eq!(
-        state.submit(Ask { deadline: Some(start), ..ask("any", 9) }, start),
-        Err(SubmitError::DeadlineExceeded)
-    );
+    assert_eq!(state.submit(Ask { deadline: Some(start), ..ask("any", 9) }, start), Err(SubmitError::DeadlineExceeded));
     let timed = |model, run, seconds| Ask { deadline: Some(at(seconds)), ..ask(model, run) };
     let sent = grant(state.submit(timed("only-a", 1, 5), start)).attempt;
     state.dispatch(sent, start).unwrap();
@@ -402,7 +399,7 @@ fn a_shutdown_answers_who_waits_refuses_new_and_lets_the_rest_finish() {
     let after = effects(&mut state);
     assert_eq!(refusals(&after), [(waiter, SubmitError::ShuttingDown)]);
     let drain = ToNode::Drain(Drain { deadline_ms: 3000 });
-    assert!(after.contains(&Effect::Send { connection: id, message: drain }));
+    assert!(after.contains(&Effect::Send { connection: id, message: Box::new(drain) }));
     assert_eq!(state.submit(ask("only-a", 3), now), Err(SubmitError::ShuttingDown));
     assert_eq!((state.open_runs(), state.is_ready()), (1, false));
     assert!(state.handle_terminal(run, state.generation(id).unwrap(), now));
@@ -425,9 +422,8 @@ fn the_least_loaded_candidate_is_chosen_and_aliases_work() {
     let mut state = new_state(Catalog::builder().revision(7).node(n1).node(n2).model(any).build().unwrap());
     connect(&mut state, "n1", now);
     connect(&mut state, "n2", now);
-    let chosen: Vec<_> = (0..6)
-        .map(|run| grant(state.submit(ask("other-name", run), now)).provider.as_str().to_owned())
-        .collect();
+    let chosen: Vec<_> =
+        (0..6).map(|run| grant(state.submit(ask("other-name", run), now)).provider.as_str().to_owned()).collect();
     assert_eq!(chosen, ["b", "c", "c", "c", "c", "b"]);
     assert_eq!(state.submit(ask("nobody", 1), now), Err(SubmitError::UnknownModel));
 }

@@ -100,11 +100,7 @@ fn framing() -> Vec<ChatCase> {
         case("ok_one_write", sse([all.clone()]), OK),
         case("crlf", sse([crlf_start, crlf_hi, crlf_fin.clone(), crlf_done.clone()]), OK),
         case("cr", sse(respelled("\r", "data: ")), OK),
-        case(
-            "crlf_split",
-            sse([start_head, joined([raw("\n"), hi_head]), joined([hi_tail, crlf_fin, crlf_done])]),
-            OK,
-        ),
+        case("crlf_split", sse([start_head, joined([raw("\n"), hi_head]), joined([hi_tail, crlf_fin, crlf_done])]), OK),
         case("bom", sse([joined([raw("\u{feff}"), start()]), hi(), fin(), done()]), OK),
         case("nospace", sse(respelled("\n", "data:")), OK),
         case(
@@ -123,19 +119,11 @@ fn framing() -> Vec<ChatCase> {
             OK,
         ),
         case("utf8_split", sse([start(), utf8_head, utf8_tail, fin(), done()]), OK),
-        case(
-            "byte_by_byte",
-            (0..all.len()).map(|at| all.slice(at..=at)).fold(Answer::events(), Answer::write),
-            OK,
-        ),
+        case("byte_by_byte", (0..all.len()).map(|at| all.slice(at..=at)).fold(Answer::events(), Answer::write), OK),
         case("json_split", sse([start(), json_head]).wait(GAP).write(json_tail).write(fin()).write(done()), OK),
         case("empty_data", sse([start(), raw("data: \n\n"), hi(), fin(), done()]), OK),
         case("retry_only", sse([raw("retry: 3000\n\n"), start(), raw("id: 7\n\n"), hi(), fin(), done()]), OK),
-        case(
-            "blank_lines",
-            sse([joined([raw("\n\n\n"), start()]), joined([raw("\n\n"), hi()]), fin(), done()]),
-            OK,
-        ),
+        case("blank_lines", sse([joined([raw("\n\n\n"), start()]), joined([raw("\n\n"), hi()]), fin(), done()]), OK),
         case(
             "sse_as_text_plain",
             [start(), hi(), fin(), done()]
@@ -216,8 +204,7 @@ fn usage() -> Vec<ChatCase> {
         event(&delta(json!({ "role": "assistant", "content": null }))),
         event(&delta(json!({ "content": TEXT }))),
     ]);
-    let second_ends =
-        edited(with_finish(json!({}), &json!("length")), |chunk| chunk["choices"][0]["index"] = json!(1));
+    let second_ends = edited(with_finish(json!({}), &json!("length")), |chunk| chunk["choices"][0]["index"] = json!(1));
     vec![
         case("usage_no_choices", after_text([fin(), without_choices, done()]), OK),
         case(
@@ -229,20 +216,10 @@ fn usage() -> Vec<ChatCase> {
         case("usage_in_finish", after_text([edited(stop(), |chunk| chunk["usage"] = counts()), done()]), OK),
         case(
             "usage_null_each",
-            sse([
-                null(role()),
-                null(delta(json!({ "content": TEXT }))),
-                null(stop()),
-                event(&report()),
-                done(),
-            ]),
+            sse([null(role()), null(delta(json!({ "content": TEXT }))), null(stop()), event(&report()), done()]),
             OK,
         ),
-        case(
-            "llama_n2_two_usages",
-            sse([first, second_ends, timed.clone(), joined([fin(), timed]), done()]),
-            OK,
-        ),
+        case("llama_n2_two_usages", sse([first, second_ends, timed.clone(), joined([fin(), timed]), done()]), OK),
     ]
 }
 
@@ -299,8 +276,7 @@ fn tools() -> Vec<ChatCase> {
     const EMPTY: Expected = Expected { text: "", end: CaseEnd::Ok };
     let pieces = |calls: Value| event(&delta(json!({ "tool_calls": calls })));
     let whole = |index: Value, id: &str, name: &str, arguments: Value| {
-        let mut call =
-            json!([{ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }]);
+        let mut call = json!([{ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }]);
         if !index.is_null() {
             call[0]["index"] = index;
         }

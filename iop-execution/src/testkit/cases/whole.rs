@@ -14,11 +14,7 @@ pub(super) fn cases() -> Vec<ChatCase> {
     let full = full_answer().to_string();
     vec![
         case("json_not_sse", Answer::json(200, full.clone()), OK),
-        case(
-            "gzip_json",
-            Answer::json(200, stored_gzip(full.as_bytes())).header("content-encoding", "gzip"),
-            OK,
-        ),
+        case("gzip_json", Answer::json(200, stored_gzip(full.as_bytes())).header("content-encoding", "gzip"), OK),
         case(
             "deepseek_blank_prefix_json",
             Answer::new(200)
@@ -31,8 +27,11 @@ pub(super) fn cases() -> Vec<ChatCase> {
         ),
         error(
             "http_429_ra1",
-            Answer::json(429, error_object("queue full", "rate_limit_error", Value::Null, json!("rate_limit_exceeded")))
-                .header("retry-after", "1"),
+            Answer::json(
+                429,
+                error_object("queue full", "rate_limit_error", Value::Null, json!("rate_limit_exceeded")),
+            )
+            .header("retry-after", "1"),
         ),
         error("http_429_ms", limited("retry-after-ms", "300")),
         error("http_429_noretry", limited("x-should-retry", "false")),
@@ -65,10 +64,7 @@ pub(super) fn cases() -> Vec<ChatCase> {
                 .write("<h1>Bad Gateway</h1>\n"),
         ),
         error("http_500_empty", Answer::new(500).header("content-length", "0")),
-        error(
-            "http_400_intcode",
-            Answer::json(400, error_object("bad", "BadRequestError", Value::Null, json!(400))),
-        ),
+        error("http_400_intcode", Answer::json(400, error_object("bad", "BadRequestError", Value::Null, json!(400)))),
         error("http_400_detail", Answer::json(400, json!({ "detail": "Not Found" }).to_string())),
         error("http_400_string", Answer::json(400, json!({ "error": "model 'x' not found" }).to_string())),
         error("reset_before_head", Answer::reset_at_once()),

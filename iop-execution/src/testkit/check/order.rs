@@ -28,7 +28,9 @@ impl RunOrder {
         match &event.kind {
             RunEventKind::Start if self.seen == 1 => {}
             RunEventKind::Start => return Err("the start came late".to_owned()),
-            RunEventKind::Delta(text) | RunEventKind::ReasoningDelta(text) => self.outputs += u64::from(!text.is_empty()),
+            RunEventKind::Delta(text) | RunEventKind::ReasoningDelta(text) => {
+                self.outputs += u64::from(!text.is_empty())
+            }
             RunEventKind::ToolCallDelta(call) => {
                 self.outputs += 1;
                 let is_next = usize::try_from(call.index) == Ok(self.calls.len());
@@ -135,9 +137,7 @@ pub(super) fn usage(reports: impl Iterator<Item = Usage>) -> Result<String, Stri
                 return Err(format!("more {what} tokens: {part} of {whole}"));
             }
         }
-        for (before, now) in
-            [(last.input_tokens, report.input_tokens), (last.output_tokens, report.output_tokens)]
-        {
+        for (before, now) in [(last.input_tokens, report.input_tokens), (last.output_tokens, report.output_tokens)] {
             if now.is_some() && now < before {
                 return Err("a count shrank from one report to the next".to_owned());
             }

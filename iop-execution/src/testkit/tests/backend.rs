@@ -37,11 +37,11 @@ async fn answers_are_picked_by_model_and_stream_and_connections_live_on() {
     let answer = read_until(&mut stream, "\r\n0\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("transfer-encoding: chunked"), "{answer}");
     post(&mut stream, "no_role", false).await;
-    assert!(read_until(&mut stream, "}}").await.contains("chat.completion\""));
+    assert!(read_until(&mut stream, "\"total_tokens\":5}}").await.contains("chat.completion\""));
     post(&mut stream, "nobody", true).await;
-    assert!(read_until(&mut stream, "}}").await.starts_with("HTTP/1.1 404"));
+    assert!(read_until(&mut stream, "\"}}").await.starts_with("HTTP/1.1 404"));
     stream.write_all(b"GET /v1/models HTTP/1.1\r\n\r\n").await.unwrap();
-    assert!(read_until(&mut stream, "]").await.contains("\"id\":\"utf8_split\""));
+    assert!(read_until(&mut stream, "\"list\"}").await.contains("\"id\":\"utf8_split\""));
     let traffic = backend.traffic();
     assert_eq!((traffic.connections, traffic.requests, traffic.answered), (1, 4, 4));
     let received = backend.received();
@@ -94,7 +94,10 @@ async fn a_late_head_comes_with_the_first_byte_and_chunked_requests_are_read() {
     let late = Answer { steps: [vec![crate::testkit::backend::Step::Pause], answer.steps.clone()].concat(), ..answer };
     let backend = ScriptedBackend::builder().otherwise(late).start().await.unwrap();
     let mut stream = connect(&backend).await;
-    stream.write_all(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+        .await
+        .unwrap();
     backend.wait_for(|traffic| traffic.waiting == 1).await;
     assert_eq!(backend.received()[0].body, "abc");
     assert_eq!(stream.try_read(&mut [0; 1]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);

@@ -1,6 +1,5 @@
 use std::collections::HashSet;
 
-use super::*;
 use crate::sse::{BlockContent, split_blocks};
 use crate::testkit::cases::{CaseEnd, TEXT, chat_case, chat_cases};
 

@@ -159,8 +159,11 @@ fn answers() -> impl Strategy<Value = CommandResponse> {
         any::<u32>().prop_map(|active_runs| Ok(CommandResult::TransportStatus { active_runs })),
         failures().prop_map(Err),
     ];
-    (any::<u64>(), session(), outcome)
-        .prop_map(|(command_id, session_id, outcome)| CommandResponse { command_id, session_id, outcome })
+    (any::<u64>(), session(), outcome).prop_map(|(command_id, session_id, outcome)| CommandResponse {
+        command_id,
+        session_id,
+        outcome,
+    })
 }
 
 fn to_edges() -> impl Strategy<Value = ToEdge> {
@@ -173,9 +176,13 @@ fn to_edges() -> impl Strategy<Value = ToEdge> {
         (run(), 1..=u64::MAX, frames()).prop_map(|(run, n, frame)| ToEdge::Frame(run, n, frame)),
         (run(), any::<u32>()).prop_map(|(run, bytes)| ToEdge::Credit(run, bytes)),
         answers().prop_map(ToEdge::CommandResponse),
-        (any::<u64>(), any::<u64>(), plain(100)).prop_map(|(seen_revision, applied_revision, error)| ToEdge::ConfigAck(
-            ConfigAck { seen_revision, applied_revision, error }
-        )),
+        (any::<u64>(), any::<u64>(), plain(100)).prop_map(
+            |(seen_revision, applied_revision, error)| ToEdge::ConfigAck(ConfigAck {
+                seen_revision,
+                applied_revision,
+                error
+            })
+        ),
         any::<u64>().prop_map(|nonce| ToEdge::Ping(Ping { nonce })),
         any::<(u64, u64)>().prop_map(|(nonce, edge_time_ms)| ToEdge::Pong(Pong { nonce, edge_time_ms })),
         any::<u64>().prop_map(|deadline_ms| ToEdge::Drain(Drain { deadline_ms })),
@@ -186,38 +193,36 @@ fn to_edges() -> impl Strategy<Value = ToEdge> {
 fn configs() -> impl Strategy<Value = NodeConfigPayload> {
     let names = (name(), name(), plain(20), plain(60), plain(30));
     let modes = (one_of(WireMode::ALL), one_of(CancelPolicy::ALL));
-    let provider = (names, modes, any::<[u32; 2]>(), any::<[u64; 6]>(), proptest::collection::vec(targets(), 0..4)).prop_map(
-        |((id, key, kind, base_url, auth), (wire, cancel_policy), capacity, times, targets)| ProviderConfig {
-            provider_id: ProviderId::new(id).unwrap(),
-            adapter: AdapterKey::new(key).unwrap(),
-            kind,
-            base_url,
-            wire,
-            capacity: capacity[0],
-            long_capacity: capacity[1],
-            targets,
-            response_stall_timeout_ms: times[0],
-            first_response_timeout_ms: times[1],
-            stall_per_1k_prompt_ms: times[2],
-            close_grace_ms: times[3],
-            probe_timeout_ms: times[4],
-            terminal_linger_ms: times[5],
-            cancel_policy,
-            auth,
-        },
-    );
+    let provider = (names, modes, any::<[u32; 2]>(), any::<[u64; 6]>(), proptest::collection::vec(targets(), 0..4))
+        .prop_map(|((id, key, kind, base_url, auth), (wire, cancel_policy), capacity, times, targets)| {
+            ProviderConfig {
+                provider_id: ProviderId::new(id).unwrap(),
+                adapter: AdapterKey::new(key).unwrap(),
+                kind,
+                base_url,
+                wire,
+                capacity: capacity[0],
+                long_capacity: capacity[1],
+                targets,
+                response_stall_timeout_ms: times[0],
+                first_response_timeout_ms: times[1],
+                stall_per_1k_prompt_ms: times[2],
+                close_grace_ms: times[3],
+                probe_timeout_ms: times[4],
+                terminal_linger_ms: times[5],
+                cancel_policy,
+                auth,
+            }
+        });
     (any::<u64>(), proptest::collection::vec(provider, 0..4))
         .prop_map(|(revision, providers)| NodeConfigPayload { revision, providers })
 }
 
 fn registered() -> impl Strategy<Value = RegisterResponse> {
     let outcome = prop_oneof![
-        (name(), configs())
-            .prop_map(|(node, config)| Ok(Registered { node_id: NodeId::new(node).unwrap(), config })),
-        (one_of(RefusalReason::ALL), any::<u32>()).prop_map(|(reason, ms)| Err(RegisterRefusal {
-            reason,
-            retry_after: Duration::from_millis(ms.into())
-        })),
+        (name(), configs()).prop_map(|(node, config)| Ok(Registered { node_id: NodeId::new(node).unwrap(), config })),
+        (one_of(RefusalReason::ALL), any::<u32>())
+            .prop_map(|(reason, ms)| Err(RegisterRefusal { reason, retry_after: Duration::from_millis(ms.into()) })),
     ];
     (any::<u64>(), outcome).prop_map(|(edge_time_ms, outcome)| RegisterResponse { edge_time_ms, outcome })
 }
@@ -226,21 +231,23 @@ fn heads() -> impl Strategy<Value = DispatchHead> {
     let names = (name(), name(), targets(), session());
     let counts = (any::<[u64; 3]>(), MIN_WINDOW..=MAX_WINDOW, any::<u32>());
     (any::<[u8; 16]>(), run(), names, any::<[bool; 2]>(), counts, data(1000)).prop_map(
-        |(id, run, (provider, adapter, target, session_id), [background, stream], (times, window, tokens), lease)| DispatchHead {
-            run_id: RunId::from_bytes(id),
-            run,
-            provider_id: ProviderId::new(provider).unwrap(),
-            adapter: AdapterKey::new(adapter).unwrap(),
-            target,
-            session_id,
-            background,
-            stream,
-            response_stall_timeout_ms: times[0],
-            deadline_ms: times[1],
-            body_len: times[2],
-            window,
-            prompt_tokens_estimate: tokens,
-            credential_lease: Redacted::new(lease),
+        |(id, run, (provider, adapter, target, session_id), [background, stream], (times, window, tokens), lease)| {
+            DispatchHead {
+                run_id: RunId::from_bytes(id),
+                run,
+                provider_id: ProviderId::new(provider).unwrap(),
+                adapter: AdapterKey::new(adapter).unwrap(),
+                target,
+                session_id,
+                background,
+                stream,
+                response_stall_timeout_ms: times[0],
+                deadline_ms: times[1],
+                body_len: times[2],
+                window,
+                prompt_tokens_estimate: tokens,
+                credential_lease: Redacted::new(lease),
+            }
         },
     )
 }
@@ -252,29 +259,28 @@ fn methods() -> impl Strategy<Value = Method> {
 fn commands() -> impl Strategy<Value = NodeCommand> {
     let key = || name().prop_map(|name| AdapterKey::new(name).unwrap());
     prop_oneof![
-        (key(), proptest::option::of(targets())).prop_map(|(adapter, target)| NodeCommand::Capabilities { adapter, target }),
+        (key(), proptest::option::of(targets()))
+            .prop_map(|(adapter, target)| NodeCommand::Capabilities { adapter, target }),
         Just(NodeCommand::TransportStatus),
-        (key(), methods(), plain(60), data(32 * 1024)).prop_map(|(adapter, method, path, body)| NodeCommand::OllamaApi {
-            adapter,
-            method,
-            path,
-            body: Redacted::new(body)
+        (key(), methods(), plain(60), data(32 * 1024)).prop_map(|(adapter, method, path, body)| {
+            NodeCommand::OllamaApi { adapter, method, path, body: Redacted::new(body) }
         }),
     ]
 }
 
 fn to_nodes() -> impl Strategy<Value = ToNode> {
-    let ack = (any::<u32>(), proptest::collection::vec(plain(30), 0..4), any::<u32>(), plain(30)).prop_map(
-        |(proto, features, max_envelope, edge_id)| HelloAck { proto, features, max_envelope, edge_id },
-    );
-    let tunnel = (heads(), methods(), plain(100), header_maps()).prop_map(|(head, method, path, headers)| TunnelDispatch {
-        head,
-        method,
-        path: Redacted::new(path),
-        headers: Redacted::new(headers),
+    let ack = (any::<u32>(), proptest::collection::vec(plain(30), 0..4), any::<u32>(), plain(30))
+        .prop_map(|(proto, features, max_envelope, edge_id)| HelloAck { proto, features, max_envelope, edge_id });
+    let tunnel = (heads(), methods(), plain(100), header_maps()).prop_map(|(head, method, path, headers)| {
+        TunnelDispatch { head, method, path: Redacted::new(path), headers: Redacted::new(headers) }
     });
     let command = (any::<u64>(), session(), any::<u64>(), commands()).prop_map(
-        |(command_id, session_id, deadline_ms, command)| CommandRequest { command_id, session_id, deadline_ms, command },
+        |(command_id, session_id, deadline_ms, command)| CommandRequest {
+            command_id,
+            session_id,
+            deadline_ms,
+            command,
+        },
     );
     prop_oneof![
         ack.prop_map(ToNode::HelloAck),
@@ -283,8 +289,11 @@ fn to_nodes() -> impl Strategy<Value = ToNode> {
             .prop_map(|(ready, lease_generation)| ToNode::ReadyResponse(NodeReadyResponse { ready, lease_generation })),
         heads().prop_map(|head| ToNode::Run(RunDispatch { head })),
         tunnel.prop_map(ToNode::Tunnel),
-        (run(), data(MAX_CHUNK), any::<bool>())
-            .prop_map(|(run, data, last)| ToNode::Chunk(RequestChunk { run, data, last })),
+        (run(), data(MAX_CHUNK), any::<bool>()).prop_map(|(run, data, last)| ToNode::Chunk(RequestChunk {
+            run,
+            data,
+            last
+        })),
         (run(), any::<u32>()).prop_map(|(run, bytes)| ToNode::Credit(run, bytes)),
         (run(), one_of(CancelReason::ALL)).prop_map(|(run, reason)| ToNode::Cancel(run, reason)),
         command.prop_map(ToNode::Command),

@@ -111,7 +111,8 @@ fn heads_of_requests_are_checked_field_by_field() {
     ];
     for change in breaks {
         let run = broken!(node_envelope, "RunRequest", RunRequest, |m| change(m.head.as_mut().unwrap()));
-        let tunnel = broken!(node_envelope, "ProviderTunnelRequest", TunnelRequest, |m| change(m.head.as_mut().unwrap()));
+        let tunnel =
+            broken!(node_envelope, "ProviderTunnelRequest", TunnelRequest, |m| change(m.head.as_mut().unwrap()));
         assert_eq!((run, tunnel), (Some(3), Some(3)));
     }
     let nameless = broken!(node_envelope, "RunRequest", RunRequest, |m| m.head = None);
@@ -204,9 +205,11 @@ fn messages_of_the_session_are_complete_or_refused() {
         broken!(node_envelope, "RegisterResponse.Accepted", RegisterResponse, |m| m.outcome = nobody),
         broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.config = None),
         broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.config.as_mut().unwrap().providers[0].wire = 0),
-        broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.config.as_mut().unwrap().providers[0].cancel_policy = 3),
+        broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.config.as_mut().unwrap().providers[0]
+            .cancel_policy = 3),
         broken!(node_envelope, "NodeCommandRequest.TransportStatus", NodeCommandRequest, |m| m.command = None),
-        broken!(node_envelope, "NodeCommandRequest.OllamaApi", NodeCommandRequest, |m| m.session_id = Some("\n".into())),
+        broken!(node_envelope, "NodeCommandRequest.OllamaApi", NodeCommandRequest, |m| m.session_id =
+            Some("\n".into())),
     ];
     assert_eq!(blamed, [None; 23]);
 }

@@ -14,7 +14,8 @@ fn arriving(fault: Fault) -> Vec<Result<(u64, ToEdge), LinkError>> {
         .collect();
     let (edge, node) = memory_link();
     let script = move |count, _: &ToEdge| if count == 3 { fault } else { Fault::None };
-    let mut at_edge = faulty(edge, script, Some(Box::new(|| Box::pin(std::future::ready(()))))).start(Box::pin(stream::pending()));
+    let mut at_edge =
+        faulty(edge, script, Some(Box::new(|| Box::pin(std::future::ready(()))))).start(Box::pin(stream::pending()));
     let _at_node = node.start(Box::pin(stream::iter(sent)));
     std::iter::from_fn(|| at_edge.next().now_or_never().flatten())
         .map(|item| item.map(|envelope| (envelope.seq, envelope.message)))
@@ -86,6 +87,7 @@ fn a_delayed_message_waits_for_the_hook_and_holds_back_what_follows() {
     let _at_node = node.start(Box::pin(stream::iter(sent)));
     assert!(at_edge.next().now_or_never().is_none());
     open.send(()).unwrap();
-    let seqs: Vec<_> = std::iter::from_fn(|| at_edge.next().now_or_never().flatten()).map(|item| item.unwrap().seq).collect();
+    let seqs: Vec<_> =
+        std::iter::from_fn(|| at_edge.next().now_or_never().flatten()).map(|item| item.unwrap().seq).collect();
     assert_eq!(seqs, [1, 2]);
 }

@@ -22,7 +22,8 @@ use tonic::{Request, Response, Status, Streaming};
 use super::codec::EnvelopeCodec;
 use super::{ALPN, Decoded, Guard, SESSION, Shared, Written, link_error, poll_received, prepare, reason};
 use crate::limits::{
-    CLOSE_LINGER, DIAL_TIMEOUT, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, MAX_CONFIG_ENVELOPE, MAX_ENVELOPE,
+    CLOSE_LINGER, DIAL_TIMEOUT, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, MAX_CONFIG_ENVELOPE,
+    MAX_ENVELOPE,
 };
 use crate::link::{ConnectError, Connector, Incoming, Link, LinkError, NodeLink, Outgoing, PeerIdentity};
 use crate::message::{ToEdge, ToNode};
@@ -44,7 +45,10 @@ struct Tls {
 impl fmt::Debug for GrpcConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.tls.as_ref().map(|tls| &tls.name);
-        f.debug_struct("GrpcConnector").field("address", &self.address).field("server_name", &name).finish_non_exhaustive()
+        f.debug_struct("GrpcConnector")
+            .field("address", &self.address)
+            .field("server_name", &name)
+            .finish_non_exhaustive()
     }
 }
 

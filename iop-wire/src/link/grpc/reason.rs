@@ -49,25 +49,36 @@ fn of_io(error: &io::Error) -> String {
         io::ErrorKind::TimedOut => "the connection timed out".into(),
         kind => match error.raw_os_error() {
             Some(_) => error.to_string(),
-            None => format!("{kind}: {}", clean(&error.to_string())),
+            None => of_text(&error.to_string()).unwrap_or_else(|| format!("{kind}: {}", clean(&error.to_string()))),
         },
     }
 }
 
+/// HTTP/2 keeps only the text of an error below it.
+fn of_text(text: &str) -> Option<String> {
+    let (_, name) = text.split_once("received fatal alert: ")?;
+    ALERTS.iter().find(|(alert, _)| format!("{alert:?}") == name).map(|(_, reason)| (*reason).to_owned())
+}
+
+/// What a peer may say of us at the end of a handshake.
+const ALERTS: [(AlertDescription, &str); 9] = [
+    (AlertDescription::CertificateRequired, "the peer requires a client certificate"),
+    (AlertDescription::UnknownCA, "the peer does not know the CA of our certificate"),
+    (AlertDescription::BadCertificate, "the peer refused our certificate"),
+    (AlertDescription::UnsupportedCertificate, "the peer refused our certificate"),
+    (AlertDescription::CertificateUnknown, "the peer refused our certificate"),
+    (AlertDescription::AccessDenied, "the peer refused our certificate"),
+    (AlertDescription::CertificateExpired, "the peer says our certificate has expired"),
+    (AlertDescription::CertificateRevoked, "the peer says our certificate is revoked"),
+    (AlertDescription::NoApplicationProtocol, "the peer does not speak HTTP/2"),
+];
+
 fn of_tls(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(certificate) => of_certificate(certificate),
-        rustls::Error::AlertReceived(alert) => match alert {
-            AlertDescription::CertificateRequired => "the peer requires a client certificate".into(),
-            AlertDescription::UnknownCA => "the peer does not know the CA of our certificate".into(),
-            AlertDescription::BadCertificate
-            | AlertDescription::UnsupportedCertificate
-            | AlertDescription::CertificateUnknown
-            | AlertDescription::AccessDenied => "the peer refused our certificate".into(),
-            AlertDescription::CertificateExpired => "the peer says our certificate has expired".into(),
-            AlertDescription::CertificateRevoked => "the peer says our certificate is revoked".into(),
-            AlertDescription::NoApplicationProtocol => "the peer does not speak HTTP/2".into(),
-            alert => format!("the peer ended TLS: {alert:?}"),
+        rustls::Error::AlertReceived(alert) => match ALERTS.iter().find(|(known, _)| known == alert) {
+            Some((_, reason)) => (*reason).to_owned(),
+            None => format!("the peer ended TLS: {alert:?}"),
         },
         rustls::Error::NoCertificatesPresented => "the peer presented no certificate".into(),
         rustls::Error::InvalidMessage(_) => "the peer does not speak TLS".into(),
@@ -81,7 +92,9 @@ fn of_certificate(error: &CertificateError) -> String {
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "the peer's certificate is for another name".into()
         }
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "the peer's certificate has expired".into(),
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "the peer's certificate has expired".into()
+        }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "the peer's certificate is not valid yet".into()
         }

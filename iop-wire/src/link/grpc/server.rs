@@ -167,7 +167,12 @@ impl Handler {
         self.http2(stream, peer, permit).await
     }
 
-    async fn http2<S>(self: &Arc<Self>, stream: S, peer: PeerIdentity, permit: OwnedSemaphorePermit) -> Result<(), String>
+    async fn http2<S>(
+        self: &Arc<Self>,
+        stream: S,
+        peer: PeerIdentity,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<(), String>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 
 use futures_util::{FutureExt, StreamExt};
 use iop_execution::{CancelReason, FinishReason, RunEvent, RunEventKind};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -11,9 +11,10 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::inbox::ReceiveWindow;
-use crate::limits::INITIAL_WINDOW;
+use crate::limits::{INITIAL_WINDOW, MIN_WINDOW};
 use crate::link::{ConnectError, Connector, EdgeLink, Incoming, NodeLink};
 use crate::message::{CloseCode, Drain, Goodbye, Hello, Ping, Pong, RunNumber, ToEdge, ToNode};
+use crate::outbox::RunKey;
 use crate::sequence::SequenceCheck;
 use crate::shared::OutboxHandle;
 
@@ -78,7 +79,7 @@ struct Pair {
     at_node: Incoming<ToNode>,
 }
 
-async fn pair(server: &mut Server, connector: &GrpcConnector) -> Pair {
+async fn pair(connector: &GrpcConnector, server: &mut Server) -> Pair {
     let link: NodeLink = connector.connect().await.unwrap();
     let (edge, node) = (OutboxHandle::new(), OutboxHandle::new());
     node.push_control(hello()).unwrap();
@@ -100,7 +101,7 @@ async fn pair(server: &mut Server, connector: &GrpcConnector) -> Pair {
 async fn messages_cross_in_both_directions_before_and_after_the_answer_s_headers() {
     // WIR-1, WIR-2
     let mut server = Server::plaintext().await;
-    let mut pair = pair(&mut server, &plain(server.address)).await;
+    let mut pair = pair(&plain(server.address), &mut server).await;
     for nonce in 1..=100 {
         pair.edge.push_control(ToNode::Ping(Ping { nonce })).unwrap();
         let ping = soon(pair.at_node.next()).await.unwrap().unwrap();
@@ -119,7 +120,7 @@ async fn dropping_the_incoming_stream_ends_the_other_side_and_the_connection() {
     // WIR-13
     for edge_drops in [true, false] {
         let mut server = Server::plaintext().await;
-        let Pair { edge, node, mut at_edge, mut at_node } = pair(&mut server, &plain(server.address)).await;
+        let Pair { edge, node, mut at_edge, mut at_node } = pair(&plain(server.address), &mut server).await;
         if edge_drops {
             drop(at_edge);
             soon(async { while let Some(Ok(_)) = at_node.next().await {} }).await;
@@ -153,7 +154,7 @@ async fn a_link_that_is_never_started_ends_the_other_side() {
 async fn a_goodbye_arrives_before_the_end() {
     // WIR-13: both ways, and the end of a direction is no error
     let mut server = Server::plaintext().await;
-    let Pair { edge, node, mut at_edge, mut at_node } = pair(&mut server, &plain(server.address)).await;
+    let Pair { edge, node, mut at_edge, mut at_node } = pair(&plain(server.address), &mut server).await;
     let goodbye = Goodbye { code: CloseCode::Restart, retry_after_ms: 5 };
     edge.push_control(ToNode::Goodbye(goodbye)).unwrap();
     edge.finish();
@@ -164,7 +165,7 @@ async fn a_goodbye_arrives_before_the_end() {
     soon(async { while let Some(Ok(_)) = at_edge.next().await {} }).await;
     drop(at_edge);
 
-    let Pair { edge, node, mut at_edge, at_node } = pair(&mut server, &plain(server.address)).await;
+    let Pair { edge, node, mut at_edge, at_node } = pair(&plain(server.address), &mut server).await;
     node.push_control(ToEdge::Drain(Drain { deadline_ms: 1 })).unwrap();
     node.push_control(ToEdge::Goodbye(goodbye)).unwrap();
     node.finish();
@@ -195,7 +196,6 @@ async fn each_node_has_a_connection_of_its_own() {
     }
     peers.dedup();
     assert_eq!(peers.len(), 3);
-    drop(server.links.close());
     server.stop().await;
 }
 
@@ -203,7 +203,7 @@ async fn each_node_has_a_connection_of_its_own() {
 async fn a_message_that_is_too_large_ends_the_sender_s_link_with_a_reason() {
     // WIR-8, W3
     let mut server = Server::plaintext().await;
-    let Pair { edge, node, mut at_edge, mut at_node } = pair(&mut server, &plain(server.address)).await;
+    let Pair { edge, node, mut at_edge, mut at_node } = pair(&plain(server.address), &mut server).await;
     let text = "x".repeat(100_000);
     let key = node.open(RunNumber(1), 1024 * 1024);
     node.push(key, ToEdge::Event(RunNumber(0), RunEvent { seq: 0, kind: RunEventKind::Delta(text), usage: None }));
@@ -218,7 +218,7 @@ async fn a_message_that_is_too_large_ends_the_sender_s_link_with_a_reason() {
 async fn an_undecodable_message_of_one_run_does_not_end_the_link() {
     // W17
     let mut server = Server::plaintext().await;
-    let Pair { edge, node, mut at_edge, mut at_node } = pair(&mut server, &plain(server.address)).await;
+    let Pair { edge, node, mut at_edge, mut at_node } = pair(&plain(server.address), &mut server).await;
     let text = "x".repeat(5_000);
     let key = node.open(RunNumber(1), 1024 * 1024);
     node.push(key, ToEdge::Event(RunNumber(0), RunEvent { seq: 0, kind: RunEventKind::Delta(text), usage: None }));
@@ -258,7 +258,7 @@ async fn peers_that_say_nothing_do_not_keep_others_out() {
     }
     let mut noise = TcpStream::connect(server.address).await.unwrap();
     noise.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let pair = pair(&mut server, &plain(server.address)).await;
+    let pair = pair(&plain(server.address), &mut server).await;
     drop(pair);
     server.stop().await;
 }
@@ -267,7 +267,7 @@ async fn peers_that_say_nothing_do_not_keep_others_out() {
 async fn a_shutdown_waits_for_sessions_and_takes_no_new_connection() {
     let mut server = Server::plaintext().await;
     let address = server.address;
-    let mut pair = pair(&mut server, &plain(address)).await;
+    let mut pair = pair(&plain(address), &mut server).await;
     server.shutdown.cancel();
     pair.edge.push_control(ToNode::Ping(Ping { nonce: 1 })).unwrap();
     assert!(soon(pair.at_node.next()).await.unwrap().is_ok());
@@ -277,11 +277,15 @@ async fn a_shutdown_waits_for_sessions_and_takes_no_new_connection() {
     server.stop().await;
 }
 
-/// Reads everything at the Edge, returns credit at once, and counts what came.
-async fn read_runs(mut at_edge: Incoming<ToEdge>, edge: OutboxHandle<ToNode>, runs: u64) -> HashMap<u64, (u64, usize)> {
+/// Reads everything at the Edge, returns credit as it is due, and counts what came.
+async fn read_runs(
+    at_edge: &mut Incoming<ToEdge>,
+    edge: &OutboxHandle<ToNode>,
+    runs: u64,
+) -> HashMap<u64, (u64, usize)> {
     let mut order = SequenceCheck::default();
     order.accept(1).unwrap();
-    let mut windows: HashMap<_, _> = (1..=runs).map(|run| (run, ReceiveWindow::new(INITIAL_WINDOW))).collect();
+    let mut windows: HashMap<_, _> = (1..=runs).map(|run| (run, ReceiveWindow::new(MIN_WINDOW))).collect();
     let mut got: HashMap<u64, (u64, usize)> = HashMap::new();
     let mut ended = 0;
     while ended < runs {
@@ -295,61 +299,67 @@ async fn read_runs(mut at_edge: Incoming<ToEdge>, edge: OutboxHandle<ToNode>, ru
         *bytes += event.kind.payload_bytes();
         let window = windows.get_mut(&run.0).unwrap();
         window.receive(charge).expect("the Node keeps to its credit");
+        let key = edge.key_of(run).expect("the Edge opened it");
         if let Some(grant) = window.consume(charge) {
-            edge.push_control(ToNode::Credit(run, grant)).expect("the writer keeps up");
+            edge.push_run_control(key, ToNode::Credit(run, grant)).expect("the credits of a run join");
         }
-        ended += u64::from(event.kind.is_terminal());
+        if event.kind.is_terminal() {
+            edge.close(key);
+            ended += 1;
+        }
     }
     got
 }
 
+/// A run that emits tiny events of alternating kinds, so that none are joined.
+async fn emit(node: OutboxHandle<ToEdge>, key: RunKey, tokens: usize) {
+    let event = |kind| ToEdge::Event(RunNumber(0), RunEvent { seq: 0, kind, usage: None });
+    for _ in 0..tokens {
+        for kind in [RunEventKind::Delta("tok ".into()), RunEventKind::ReasoningDelta("hm".into())] {
+            std::future::poll_fn(|cx| node.poll_room(key, cx)).await;
+            node.push(key, event(kind));
+        }
+        tokio::task::yield_now().await;
+    }
+    node.push(key, event(RunEventKind::Complete(FinishReason::Stop)));
+    node.close(key);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_runs_of_tiny_frames_share_one_real_connection() {
-    // WIR-10, WIR-6, WIR-7: HTTP/2 counts small frames against a budget of the connection
+    // WIR-10, WIR-6, WIR-7, WIR-11: HTTP/2 counts small frames against a budget of the connection
     const RUNS: u64 = 1000;
     const TOKENS: usize = 60;
     let ca = tls::Ca::new();
     let mut server = Server::start(|listener| listener.with_tls(tls::server(&ca, &["localhost"], None))).await;
     let connector = tls::connector(&server, &ca, "localhost");
-    let Pair { edge, node, at_edge, mut at_node } = pair(&mut server, &connector).await;
-    let reader = tokio::spawn(read_runs(at_edge, edge.clone(), RUNS));
-    let keys: Vec<_> = (1..=RUNS).map(|run| node.open(RunNumber(run), INITIAL_WINDOW)).collect();
-    let event = |kind| ToEdge::Event(RunNumber(0), RunEvent { seq: 0, kind, usage: None });
-    let producer = {
-        let node = node.clone();
-        let keys = keys.clone();
-        tokio::spawn(async move {
-            for _ in 0..TOKENS {
-                for key in &keys {
-                    std::future::poll_fn(|cx| node.poll_room(*key, cx)).await;
-                    // Kinds alternate, so nothing is joined.
-                    node.push(*key, event(RunEventKind::Delta("tok ".into())));
-                    node.push(*key, event(RunEventKind::ReasoningDelta("hm".into())));
-                }
-                tokio::task::yield_now().await;
-            }
-            for key in keys {
-                node.push(key, event(RunEventKind::Complete(FinishReason::Stop)));
-                node.close(key);
-            }
-        })
-    };
-    let credits = tokio::spawn(async move {
+    let Pair { edge, node, mut at_edge, mut at_node } = pair(&connector, &mut server).await;
+    for tag in 0..RUNS {
+        let _ = edge.open_request(tls::request((tag % 256) as u8), 0);
+    }
+    let session = tokio::spawn(async move {
         while let Some(Ok(envelope)) = at_node.next().await {
-            if let ToNode::Credit(run, bytes) = envelope.message
-                && let Some(key) = node.key_of(run)
-            {
-                node.grant(key, bytes).expect("no more than the window is granted");
+            match envelope.message {
+                ToNode::Run(request) => {
+                    let key = node.open(request.head.run, MIN_WINDOW);
+                    tokio::spawn(emit(node.clone(), key, TOKENS));
+                }
+                ToNode::Credit(run, bytes) => {
+                    if let Some(key) = node.key_of(run) {
+                        node.grant(key, bytes).expect("no more than the window is granted");
+                    }
+                }
+                other => panic!("{other:?}"),
             }
         }
+        node
     });
-    let got = soon(reader).await.unwrap();
-    soon(producer).await.unwrap();
+    let got = soon(read_runs(&mut at_edge, &edge, RUNS)).await;
     assert_eq!(got.len() as u64, RUNS);
     assert!(got.values().all(|(_, bytes)| *bytes == TOKENS * 6), "every byte arrived");
     edge.finish();
-    drop(edge);
-    soon(credits).await.unwrap();
+    let node = soon(session).await.unwrap();
+    assert_eq!((edge.open_runs(), node.open_runs()), (0, 0), "ended runs leave nothing behind");
     server.stop().await;
 }
 
@@ -357,8 +367,8 @@ async fn a_thousand_runs_of_tiny_frames_share_one_real_connection() {
 async fn a_cancel_crosses_a_connection_that_is_full_of_bodies() {
     // WIR-9, WIR-10: what HTTP/2 and the socket may hold back is bounded
     let mut server = Server::plaintext().await;
-    let Pair { edge, node, at_edge, mut at_node } = pair(&mut server, &plain(server.address)).await;
-    let keys: Vec<_> = (0..4).map(|tag| edge.open_request(crate::link::grpc::tests::tls::request(tag), 1024 * 1024)).collect();
+    let Pair { edge, node, at_edge, mut at_node } = pair(&plain(server.address), &mut server).await;
+    let keys: Vec<_> = (0..4).map(|tag| edge.open_request(tls::request(tag), 1024 * 1024)).collect();
     for key in &keys {
         for _ in 0..60 {
             edge.push(*key, tls::chunk(16 * 1024));

@@ -121,7 +121,8 @@ impl EdgeModel {
             assert_eq!(number, self.numbers.len() as u64 + 1, "numbers rise by one");
             let run = usize::from(request.head.run_id.as_bytes()[0]);
             assert!(!self.withdrawn[run], "a withdrawn request is never sent");
-            let earlier = (0..run).all(|other| self.withdrawn[other] || self.numbers.values().any(|known| *known == other));
+            let earlier =
+                (0..run).all(|other| self.withdrawn[other] || self.numbers.values().any(|known| *known == other));
             assert!(earlier, "requests keep their order");
             assert!(self.numbers.values().all(|known| *known != run), "a run has one number");
             self.numbers.insert(number, run);
@@ -208,7 +209,10 @@ impl NodeModel {
         let Some(message) = self.outbox.pop() else {
             let abrupt = matches!(self.terminal, Some(Ending::Affordable | Ending::AtOnce));
             assert!(!abrupt || self.terminal_sent, "a failure never waits for credit");
-            assert!(!self.terminal_sent || !self.closed || self.outbox.open_runs() == 0, "an ended run leaves no entry");
+            assert!(
+                !self.terminal_sent || !self.closed || self.outbox.open_runs() == 0,
+                "an ended run leaves no entry"
+            );
             return;
         };
         assert!(!self.terminal_sent, "nothing follows a terminal");
@@ -300,9 +304,9 @@ proptest! {
         }
         loop {
             let mut progress = write(&mut outbox, &mut receivers, &mut held);
-            for run in 0..3 {
+            for (run, consumed) in consumed.iter_mut().enumerate() {
                 let one = consume(run, &mut outbox, &mut receivers, &mut held);
-                consumed[run] += usize::from(one);
+                *consumed += usize::from(one);
                 progress |= one;
             }
             if !progress {

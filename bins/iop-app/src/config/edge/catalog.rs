@@ -123,7 +123,8 @@ impl LoadedEdge {
                 let models: Result<_, _> = record.models.iter().map(ModelName::new).collect();
                 AllowedModels::Only(models.map_err(|error| bad(&error))?)
             };
-            let principal = Principal::new(record.principal.as_ref().unwrap_or(&record.id)).map_err(|error| bad(&error))?;
+            let principal =
+                Principal::new(record.principal.as_ref().unwrap_or(&record.id)).map_err(|error| bad(&error))?;
             let hash = resolve_hash(&self.base, &record.hash).map_err(|error| bad(&error))?;
             let hash = hash.to_string().parse().map_err(|error| bad(&error))?;
             keys.push(ApiKeyRecord::new(record.id.clone(), hash, principal, models).map_err(|error| bad(&error))?);

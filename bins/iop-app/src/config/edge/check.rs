@@ -52,7 +52,8 @@ impl<'a> Unique<'a> {
 }
 
 fn nodes<'a>(tree: &'a Tree, base: &Path, problems: &mut Problems) -> Unique<'a> {
-    let (mut nodes, mut tokens, mut hashes, mut providers) = (Unique::default(), Unique::default(), Unique::default(), Unique::default());
+    let (mut nodes, mut tokens, mut hashes, mut providers) =
+        (Unique::default(), Unique::default(), Unique::default(), Unique::default());
     if tree.list("nodes").is_empty() {
         problems.warning(
             tree.get("nodes").map_or(tree.at, |nodes| nodes.at),
@@ -110,7 +111,11 @@ fn one_provider(provider: &Tree, problems: &mut Problems) {
         (Some(_), None) => {}
     }
     if let Some((1..=999, at)) = provider.int("response_stall_timeout_ms") {
-        problems.error(at, "`response_stall_timeout_ms` must be 0 or at least 1000", Some("it is in milliseconds".to_owned()));
+        problems.error(
+            at,
+            "`response_stall_timeout_ms` must be 0 or at least 1000",
+            Some("it is in milliseconds".to_owned()),
+        );
     }
     if let (Some((long, at)), Some((all, _))) = (provider.int("long_capacity"), provider.int("capacity"))
         && long > all
@@ -216,8 +221,12 @@ fn listeners(tree: &Tree, problems: &mut Problems) {
         }
         seen.push((name, address));
         let set = |key: &str| place.is_some_and(|place| place.is_set(key));
-        let protection =
-            Protection { auth, tls, insecure_no_auth: set("insecure_no_auth"), insecure_plaintext: set("insecure_plaintext") };
+        let protection = Protection {
+            auth,
+            tls,
+            insecure_no_auth: set("insecure_no_auth"),
+            insecure_plaintext: set("insecure_plaintext"),
+        };
         for exposed in exposed(address, protection) {
             let fix = fix(name, address, exposed);
             problems.error(at, format!("the listener `{name}` at {address} {exposed}"), Some(fix));
@@ -232,7 +241,10 @@ fn fix(name: &str, address: SocketAddr, exposed: Exposed) -> String {
     let insecure = |key: &str| format!("{name}: {{ address: \"{address}\", {key}: true }}");
     match (name, exposed) {
         ("openai", Exposed::NoAuth) => {
-            format!("add a key under `auth.api_keys` (`iop-edge hash` makes its hash), or write {}", insecure("insecure_no_auth"))
+            format!(
+                "add a key under `auth.api_keys` (`iop-edge hash` makes its hash), or write {}",
+                insecure("insecure_no_auth")
+            )
         }
         ("admin", Exposed::NoAuth) => {
             format!("metrics have no key: listen on 127.0.0.1, or write {}", insecure("insecure_no_auth"))
@@ -242,7 +254,10 @@ fn fix(name: &str, address: SocketAddr, exposed: Exposed) -> String {
         }
         (_, Exposed::NoAuth) => insecure("insecure_no_auth"),
         (_, Exposed::NoTls) => {
-            format!("write tls: {{ {name}: {{ cert: …, key: … }} }} (`iop init` makes them), or {}", insecure("insecure_plaintext"))
+            format!(
+                "write tls: {{ {name}: {{ cert: …, key: … }} }} (`iop init` makes them), or {}",
+                insecure("insecure_plaintext")
+            )
         }
     }
 }

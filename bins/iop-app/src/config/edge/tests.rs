@@ -2,6 +2,7 @@ use std::path::Path;
 
 use super::*;
 use crate::config::problem::Severity;
+use crate::config::schema::{Kind, Object};
 
 const HASH: &str = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
@@ -52,8 +53,14 @@ fn what_is_left_out_has_its_documented_default() {
     assert_eq!(config.listen.openai, Listener::at("127.0.0.1:8180".parse().unwrap()));
     assert_eq!(config.listen.nodes, Listener::at("127.0.0.1:8443".parse().unwrap()));
     assert_eq!(config.listen.admin, Listener::at("127.0.0.1:9190".parse().unwrap()));
-    assert_eq!((config.queue, config.models), (QueueConfig { max_waiting: 1024, timeout_ms: 30_000 }, ModelsConfig::Auto));
-    assert_eq!(config.limits, LimitsConfig { request_body_bytes: 33_554_432, connections: 4096, connections_per_address: 256 });
+    assert_eq!(
+        (config.queue, config.models),
+        (QueueConfig { max_waiting: 1024, timeout_ms: 30_000 }, ModelsConfig::Auto)
+    );
+    assert_eq!(
+        config.limits,
+        LimitsConfig { request_body_bytes: 33_554_432, connections: 4096, connections_per_address: 256 }
+    );
     assert!(problems.sorted().iter().all(|problem| problem.severity == Severity::Warning), "{problems}");
 }
 
@@ -72,23 +79,51 @@ const MISTAKES: &[(&str, &str, u64, &[&str])] = &[
     ("\"http://127.0.0.1:8000\"", "\"127.0.0.1:8000\"", 9, &["http://127.0.0.1:8"]),
     ("\"http://127.0.0.1:8000\"", "\"http://me:key@h:1\"", 9, &["user name or password", "bearer"]),
     ("\"http://127.0.0.1:8000\"", "\"http://h:1/?key=x\"", 9, &["query"]),
-    ("provider: gpu-1-vllm,", "provider: gpu-1-vlm,", 12, &["no node has a provider `gpu-1-vlm`", "did you mean `gpu-1-vllm`?"]),
+    (
+        "provider: gpu-1-vllm,",
+        "provider: gpu-1-vlm,",
+        12,
+        &["no node has a provider `gpu-1-vlm`", "did you mean `gpu-1-vllm`?"],
+    ),
     ("candidates: [ ", "candidates: [ ] # ", 12, &["at least one candidate"]),
     ("    token_hash", "    # token_hash", 5, &["a node needs the key `token_hash`"]),
     ("n0n0n0n0", "n0n0", 6, &["`token_id` is no token id", "8 letters or digits"]),
     ("id: gpu-1\n", "id: 17\n", 5, &["`id` must be text", "put it in quotes"]),
     ("openai: 127.0.0.1:8180", "openai: localhost:8180", 1, &["IP address and a port", "127.0.0.1:8180"]),
     ("nodes: 127.0.0.1:8443", "nodes: 127.0.0.1:8180", 1, &["`nodes` and `openai` can't both listen"]),
-    ("admin: 127.0.0.1:9190", "admin: 0.0.0.0:9190", 1, &["`admin` at 0.0.0.0:9190 is reachable from other machines and has no TLS"]),
-    ("admin: 127.0.0.1:9190", "admin: 0.0.0.0:9190", 1, &["asks for no key", "listen on 127.0.0.1, or write admin: { address: \"0.0.0.0:9190\", insecure_no_auth: true }"]),
-    ("openai: 127.0.0.1:8180", "openai: \"[::]:8180\"", 1, &["`openai` at [::]:8180", "has no TLS", "iop init", "insecure_plaintext: true"]),
+    (
+        "admin: 127.0.0.1:9190",
+        "admin: 0.0.0.0:9190",
+        1,
+        &["`admin` at 0.0.0.0:9190 is reachable from other machines and has no TLS"],
+    ),
+    (
+        "admin: 127.0.0.1:9190",
+        "admin: 0.0.0.0:9190",
+        1,
+        &[
+            "asks for no key",
+            "listen on 127.0.0.1, or write admin: { address: \"0.0.0.0:9190\", insecure_no_auth: true }",
+        ],
+    ),
+    (
+        "openai: 127.0.0.1:8180",
+        "openai: \"[::]:8180\"",
+        1,
+        &["`openai` at [::]:8180", "has no TLS", "iop init", "insecure_plaintext: true"],
+    ),
     ("nodes: 127.0.0.1:8443", "nodes: 10.0.0.1:8443", 1, &["`nodes` at 10.0.0.1:8443", "has no TLS", "tls: { nodes:"]),
     ("models: [\"*\"]", "models: [llama-3.1]", 3, &["no model `llama-3.1` is configured", "llama-3.1-8b"]),
     ("queue: {", "tls: { nodes: { cert: nowhere.pem, key: nowhere.key } }\nqueue: {", 13, &["nowhere.pem", "iop init"]),
     ("id: a1b2c3d4, hash", "id: a1b2c3d4, id: a1b2c3d4, hash", 3, &["id"]),
     ("capacity: 32", "auth: { bearer: sk-live-0123456789 }", 9, &["`env:NAME` or `file:PATH`", "stays on the Node"]),
     ("capacity: 32", "auth: { bearer: \"${OPENAI_API_KEY}\" }", 9, &["env:OPENAI_API_KEY"]),
-    ("\"http://127.0.0.1:8000\"", "\"${IOP_TEST_NEVER_SET}\"", 9, &["IOP_TEST_NEVER_SET, which is not set", "export IOP_TEST_NEVER_SET="]),
+    (
+        "\"http://127.0.0.1:8000\"",
+        "\"${IOP_TEST_NEVER_SET}\"",
+        9,
+        &["IOP_TEST_NEVER_SET, which is not set", "export IOP_TEST_NEVER_SET="],
+    ),
     ("  - id: gpu-1\n", "  - id: gpu-1\n    provider: []\n", 6, &["no key `provider`", "did you mean `providers`?"]),
     ("models:\n", "models: all\nmodel2:\n", 10, &["`auto` or a list"]),
 ];
@@ -139,7 +174,12 @@ fn names_that_are_there_twice_are_errors() {
     let twice = good().replace("models:\n", "  - id: gpu-1\n    token_id: n0n0n0n0\n    token_hash: \"sha256:00\"\n    providers: [ { id: gpu-1-vllm, kind: demo } ]\nmodels:\n");
     let (_, problems) = parse(&twice);
     let text = problems.to_string();
-    for word in ["node `gpu-1` is there twice", "token id `n0n0n0n0` is there twice", "provider `gpu-1-vllm` is there twice", "line 5"] {
+    for word in [
+        "node `gpu-1` is there twice",
+        "token id `n0n0n0n0` is there twice",
+        "provider `gpu-1-vllm` is there twice",
+        "line 5",
+    ] {
         assert!(text.contains(word), "{word}: {text}");
     }
 }
@@ -244,5 +284,8 @@ fn the_schema_closes_every_object_and_describes_every_key() {
     let mut objects = 0;
     walk(&schema, &mut objects);
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
-    assert_eq!(objects, 18, "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, and 3 more");
+    assert_eq!(
+        objects, 18,
+        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, and 3 more"
+    );
 }

@@ -91,7 +91,10 @@ fn mistakes_are_told_with_the_next_step_and_no_token() {
     let wrong = dir.write("wrong.token", &key);
     for (change, words) in [
         (Box::new(|o: &mut NodeOptions| o.edge = None) as Box<dyn FnOnce(&mut NodeOptions)>, vec!["--edge https://"]),
-        (Box::new(|o: &mut NodeOptions| o.edge = Some("edge.example:8443".to_owned())), vec!["https://edge.example:8443"]),
+        (
+            Box::new(|o: &mut NodeOptions| o.edge = Some("edge.example:8443".to_owned())),
+            vec!["https://edge.example:8443"],
+        ),
         (Box::new(|o: &mut NodeOptions| o.token = None), vec!["--token-file"]),
         (
             Box::new(move |o: &mut NodeOptions| {
@@ -125,4 +128,20 @@ fn a_plain_token_in_the_file_is_an_error_in_its_line() {
     let problems = NodeOptions { config: Some(config), ..NodeOptions::default() }.load().1.to_string();
     assert!(problems.contains("node.yaml:2:1") && problems.contains("token_file"), "{problems}");
     assert!(!problems.contains(&secret.expose()[14..]), "{problems}");
+}
+
+#[test]
+fn one_mistake_in_the_file_does_not_hide_or_invent_others() {
+    // BIN-4
+    let dir = crate::testdir::TestDir::new();
+    dir.write("node.token", token().expose());
+    let config = dir.write(
+        "node.yaml",
+        "edge: https://e\ntoken_file: node.token\ntls: { ca: 7 }\nreconect: { max_attempts: 0 }\nallow_upstream: [ \"http://x\" ]\n",
+    );
+    let (settings, problems) = NodeOptions { config: Some(config), ..NodeOptions::default() }.load();
+    assert!(settings.is_none());
+    let lines: Vec<_> = problems.sorted().iter().map(|problem| problem.at.line).collect();
+    assert_eq!(lines, [3, 4, 5], "{problems}");
+    assert!(problems.to_string().contains("did you mean `reconnect`?"), "{problems}");
 }

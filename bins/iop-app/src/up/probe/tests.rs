@@ -58,14 +58,20 @@ async fn silent_and_absent_backends_cost_one_probe_time_together() {
         format!("http://{}", listener.local_addr().unwrap())
     };
     let places = [silent, also_silent, gone].map(|url| ("x".to_owned(), url)).to_vec();
-    let probed = timeout(PROBE_TIME * 2, probe_all(places), None)).await.unwrap();
+    let probed = timeout(PROBE_TIME * 2, probe_all(places)).await.unwrap();
     assert!(probed.iter().all(|probed| probed.found == Found::Nothing), "{probed:?}");
 }
 
 #[tokio::test]
 async fn a_base_url_is_asked_below_its_path_with_and_without_v1() {
     // BIN-1
-    for (suffix, path) in [("", "/v1/models"), ("/", "/v1/models"), ("/v1", "/v1/models"), ("/v1/", "/v1/models"), ("/api/v1", "/api/v1/models")] {
+    for (suffix, path) in [
+        ("", "/v1/models"),
+        ("/", "/v1/models"),
+        ("/v1", "/v1/models"),
+        ("/v1/", "/v1/models"),
+        ("/api/v1", "/api/v1/models"),
+    ] {
         let (url, asked) = server("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n").await;
         probe_all(vec![("x".to_owned(), format!("{url}{suffix}"))]).await;
         let asked = asked.await.unwrap();

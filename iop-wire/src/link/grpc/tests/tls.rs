@@ -14,7 +14,13 @@ pub(super) struct Ca(CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
     pub(super) fn new() -> Self {
+        Self::named("CA")
+    }
+
+    /// Chains are built by name: two authorities of one name would differ in their signatures only.
+    fn named(name: &str) -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
@@ -51,7 +57,8 @@ fn server_with(
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
     let builder = match clients {
         Some(ca) => {
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()), provider()).build().unwrap();
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()), provider()).build().unwrap();
             builder.with_client_cert_verifier(verifier)
         }
         None => builder.with_no_client_auth(),
@@ -122,7 +129,7 @@ async fn refusal(connector: &GrpcConnector) -> String {
 #[tokio::test]
 async fn a_refused_server_certificate_is_explained() {
     // NOD-2
-    let (ca, other) = (Ca::new(), Ca::new());
+    let (ca, other) = (Ca::new(), Ca::named("other"));
     let server = Server::start(|listener| listener.with_tls(server(&ca, &["edge.test"], None))).await;
     let wrong_name = refusal(&connector(&server, &ca, "other.test")).await;
     assert_eq!(wrong_name, "the peer's certificate is for another name");
@@ -166,7 +173,7 @@ async fn a_wrong_kind_of_server_is_explained() {
 #[tokio::test]
 async fn a_client_without_the_right_certificate_is_told() {
     // CRD-10
-    let (ca, other) = (Ca::new(), Ca::new());
+    let (ca, other) = (Ca::new(), Ca::named("other"));
     let server = Server::start(|listener| listener.with_tls(server(&ca, &["edge.test"], Some(&ca)))).await;
     assert_eq!(refusal(&connector(&server, &ca, "edge.test")).await, "the peer requires a client certificate");
     let foreign = client(&ca, Some(other.issue(&["node.test"], |_| {})));
@@ -180,9 +187,10 @@ async fn the_identity_of_a_verified_certificate_is_the_peer_s() {
     // CRD-10
     let ca = Ca::new();
     let config = server(&ca, &["edge.test"], Some(&ca));
-    let mut server =
-        Server::start(|listener| listener.with_tls(config).with_identity(|chain| Some(format!("{} certificate", chain.len()))))
-            .await;
+    let mut server = Server::start(|listener| {
+        listener.with_tls(config).with_identity(|chain| Some(format!("{} certificate", chain.len())))
+    })
+    .await;
     let own = client(&ca, Some(ca.issue(&["node.test"], |_| {})));
     let connector = GrpcConnector::tls(server.address.to_string(), own, Some("edge.test")).unwrap();
     let outbox = OutboxHandle::<ToEdge>::new();
