@@ -1,7 +1,7 @@
 //! Decides how a server that speaks OpenAI chat completions becomes a provider: by tunnel, and by normalised run.
 //!
-//! One call makes one request. The bytes of a tunnel pass unchanged; an error of any kind, inside or outside a stream,
-//! becomes a typed failure without a word of the provider's own text.
+//! One call makes one request. The bytes of a tunnel pass unchanged, an error answer's too (the Edge shows only safe text of
+//! it); the failure itself is typed and holds no word of the provider's own text.
 
 mod discovery;
 mod edit;
@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, StatusCode};
 use iop_execution::failure::{FailureCode, FailureStage, ProviderContacted};
 use iop_execution::{
     Capabilities, Completion, EventSink, ExecutionFailure, Fenced, HeadSink, Health, Provider, ProviderError,
@@ -40,6 +40,24 @@ const ERROR_BODY_WAIT: Duration = Duration::from_secs(2);
 pub const TERMINAL_LINGER: Duration = Duration::from_millis(2_000);
 /// Longest wait a provider may ask for; what is longer is cut to it.
 const MAX_RETRY_AFTER_MS: u32 = 24 * 3_600_000;
+
+/// Why a call gave no answer; with the server's own error answer, where that may be shown.
+struct Refusal {
+    error: ProviderError,
+    answer: Option<(StatusCode, Bytes)>,
+}
+
+impl From<ProviderError> for Refusal {
+    fn from(error: ProviderError) -> Self {
+        Self { error, answer: None }
+    }
+}
+
+impl From<Refusal> for ProviderError {
+    fn from(refusal: Refusal) -> Self {
+        refusal.error
+    }
+}
 
 /// How to reach one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,7 +166,7 @@ impl OpenAiCompat {
         path: &'static str,
         mut headers: HeaderMap,
         body: RequestBody,
-    ) -> Result<UpstreamResponse, ProviderError> {
+    ) -> Result<UpstreamResponse, Refusal> {
         if let Some(bearer) = &self.bearer {
             headers.insert(AUTHORIZATION, bearer.header().clone());
         }
@@ -158,9 +176,8 @@ impl OpenAiCompat {
         let encoded = rules::is_encoded(&response.headers);
         if status.is_success() {
             return if encoded {
-                Err(in_prefill(ProviderError::protocol(
-                    "the provider compressed its answer although it was told not to",
-                )))
+                let message = "the provider compressed its answer although it was told not to";
+                Err(in_prefill(ProviderError::protocol(message)).into())
             } else {
                 Ok(response)
             };
@@ -170,7 +187,11 @@ impl OpenAiCompat {
         // A compressed error text says nothing, but its status does.
         let body =
             if encoded { Vec::new() } else { tokio::time::timeout(ERROR_BODY_WAIT, wait).await.unwrap_or_default() };
-        Err(complaint::rejected(status.as_u16(), &body, retry_after))
+        let error = complaint::rejected(status.as_u16(), &body, retry_after);
+        // What a server says about its own credential may hold a piece of it.
+        let about_key = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        let body = if about_key { Bytes::new() } else { Bytes::from(body) };
+        Err(Refusal { error, answer: Some((status, body)) })
     }
 }
 

@@ -155,10 +155,15 @@ fn start_log(log: &LogOptions, default: &str) -> Result<(), Failure> {
     log.clone().or(None, Some(default.to_owned())).start().map_err(Failure::usage)
 }
 
-fn block_on<F: Future<Output = Result<(), Failure>>>(work: F) -> Result<(), Failure> {
+fn block_on<F>(work: F) -> Result<(), Failure>
+where
+    F: Future<Output = Result<(), Failure>> + Send + 'static,
+{
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::fatal(format!("can't start: {error}")))?;
-    let result = runtime.block_on(work);
+    // On a worker, beside the tasks it talks to: from this thread every message of theirs would wake another one.
+    let work = runtime.spawn(work);
+    let result = runtime.block_on(work).unwrap_or_else(|_| Err(Failure::fatal("a defect ended the program")));
     // Blocking calls that hang (a name resolver) must not hold the exit.
     runtime.shutdown_background();
     result

@@ -1,14 +1,18 @@
 //! Decides how a raw exchange passes: the head when the server's head came, the body as it comes, the end when it is one.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use http::HeaderValue;
 use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, StatusCode};
 use iop_execution::failure::FailureStage;
-use iop_execution::{BodySink, FrameFlags, HeadSink, ProviderError, TunnelEnd, TunnelRequest, Usage};
+use iop_execution::{BodySink, FrameFlags, HeadSink, ProviderError, RequestBody, TunnelEnd, TunnelRequest, Usage};
+use memchr::memmem;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Media, OpenAiCompat, asked_choices, failed, in_prefill, media};
+use super::{Media, OpenAiCompat, Refusal, asked_choices, failed, in_prefill, media};
 use crate::http::UpstreamResponse;
 use crate::observer::{FRAME_BYTES, Observer, Seen};
 use crate::{chunk, complaint, rules};
@@ -24,9 +28,12 @@ pub(super) async fn relay(
     head: HeadSink,
 ) -> Result<TunnelEnd, ProviderError> {
     let path = rules::OPENAI.check(&request.method, &request.path)?;
-    let choices = asked_choices(request.body.as_full());
     let headers = rules::request_headers(&request.headers, request.run_id);
-    let response = adapter.call(request.method, path, headers, request.body).await?;
+    let (body, choices) = Choices::of(request.body);
+    let response = match adapter.call(request.method, path, headers, body).await {
+        Ok(response) => response,
+        Err(refusal) => return Err(refused(refusal, head).await),
+    };
     match (request.stream, media(&response.headers)) {
         (_, Media::Html) => Err(in_prefill(ProviderError::protocol("the provider answered with HTML"))),
         (true, Media::Json) => Err(json_for_events(response).await),
@@ -39,11 +46,69 @@ pub(super) async fn relay(
     }
 }
 
+/// Passes a server's error answer on before it becomes the failure that it is.
+async fn refused(refusal: Refusal, head: HeadSink) -> ProviderError {
+    let Refusal { error, answer } = refusal;
+    let shown = |(status, body): &(StatusCode, Bytes)| {
+        (status.is_client_error() || status.is_server_error()) && body.trim_ascii_start().starts_with(b"{")
+    };
+    let Some((status, body)) = answer.filter(shown) else { return error };
+    let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+    let passed = async {
+        let mut sink = head.head(status, headers).await?;
+        in_frames(&mut sink, body).await
+    };
+    match passed.await {
+        Ok(()) => error,
+        Err(fenced) => fenced,
+    }
+}
+
+/// How many choices were asked for, as far as that is known.
+enum Choices {
+    Known(u32),
+    /// The body passed in pieces; true if one of them may say `n`.
+    Streamed(Arc<AtomicBool>),
+}
+
+impl Choices {
+    const NAME: &[u8] = b"\"n\"";
+
+    fn of(body: RequestBody) -> (RequestBody, Self) {
+        if body.as_full().is_some() {
+            let choices = asked_choices(body.as_full());
+            return (body, Self::Known(choices));
+        }
+        let named = Arc::new(AtomicBool::new(false));
+        let (seen, length) = (Arc::clone(&named), body.len());
+        let mut tail = Vec::new();
+        let watched = body.inspect(move |chunk| {
+            let Ok(chunk) = chunk else { return };
+            tail.extend_from_slice(chunk.get(..Self::NAME.len() - 1).unwrap_or(chunk));
+            if memmem::find(chunk, Self::NAME).is_some() || memmem::find(&tail, Self::NAME).is_some() {
+                seen.store(true, Ordering::Release);
+            }
+            let last = chunk.len().saturating_sub(Self::NAME.len() - 1);
+            tail.clear();
+            tail.extend_from_slice(chunk.get(last..).unwrap_or_default());
+        });
+        (RequestBody::chunks(length, watched), Self::Streamed(named))
+    }
+
+    /// The number, where it is certain. The answer has begun: the request has passed.
+    fn certain(&self) -> Option<u32> {
+        match self {
+            Self::Known(choices) => Some(*choices),
+            Self::Streamed(named) => (!named.load(Ordering::Acquire)).then_some(1),
+        }
+    }
+}
+
 async fn events(
     adapter: &OpenAiCompat,
     response: UpstreamResponse,
     head: HeadSink,
-    choices: u32,
+    choices: Choices,
 ) -> Result<TunnelEnd, ProviderError> {
     let mut headers = rules::response_headers(&response.headers);
     if media(&headers) != Media::Events {
@@ -51,7 +116,8 @@ async fn events(
     }
     let mut sink = head.head(response.status, headers).await?;
     let mut body = response.body;
-    let mut observer = Observer::new(choices);
+    let certain = choices.certain();
+    let mut observer = Observer::new(certain.unwrap_or(1));
     let mut linger_until = None;
     loop {
         let read = match linger_until {
@@ -69,7 +135,8 @@ async fn events(
                 if observer.is_done() {
                     break;
                 }
-                linger_until = match (observer.is_complete(), linger_until) {
+                // With an unknown number of choices one that has not begun may still come: only the body's end ends it.
+                linger_until = match (observer.is_complete() && certain.is_some(), linger_until) {
                     (false, _) => None,
                     (true, Some(until)) => Some(until),
                     (true, None) => Some(Instant::now() + adapter.terminal_linger),

@@ -168,6 +168,8 @@ async fn wrong_kinds_of_answers_are_named() {
             chat_case("ok").unwrap().answer.without_stream(chat_case("ok").unwrap().answer),
             false,
         ),
+        ("encoded json", Answer::json(200, full.clone()).header("content-encoding", "gzip"), false),
+        ("encoded events", chat_case("ok").unwrap().answer.header("content-encoding", "br"), true),
         ("bad event", Answer::events().write("data: {\"choices\":[SENTINEL\n\n"), true),
         ("no text", Answer::events().write(&b"data: {\"a\":\"\xff\"}\n\n"[..]), true),
     ] {
