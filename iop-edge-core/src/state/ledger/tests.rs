@@ -109,3 +109,15 @@ fn long_requests_draw_on_their_part_only() {
         "another provider has its own pool"
     );
 }
+
+#[test]
+fn a_lease_is_what_it_was_claimed_as_until_it_is_taken() {
+    // LEA-3: neither another claim nor a quarantine changes a record
+    let mut ledger = Ledger::default();
+    let claimed = lease(1, 7, "a", WorkClass::Long);
+    assert_eq!(ledger.acquire(claimed.clone(), LIMITS), Ok(()));
+    assert_eq!(ledger.acquire(lease(1, 8, "b", WorkClass::Normal), LIMITS), Err(AtCapacity));
+    assert!(ledger.quarantine(AttemptId(1)));
+    assert_eq!(ledger.lease(AttemptId(1)), Some(&claimed));
+    assert_eq!(ledger.take(AttemptId(1)), Some(claimed));
+}

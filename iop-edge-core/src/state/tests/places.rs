@@ -427,3 +427,29 @@ fn the_least_loaded_candidate_is_chosen_and_aliases_work() {
     assert_eq!(chosen, ["b", "c", "c", "c", "c", "b"]);
     assert_eq!(state.submit(ask("nobody", 1), now), Err(SubmitError::UnknownModel));
 }
+
+#[test]
+fn the_snapshot_shows_nodes_places_and_who_waits() {
+    // EDG-4
+    let now = Instant::now();
+    let mut state = new_state(catalog());
+    let before = state.snapshot(now);
+    assert!(!before.nodes.is_empty() && before.nodes.iter().all(|node| !node.connected), "configured ones are shown");
+
+    connect(&mut state, "n1", now);
+    let id = ProviderId::new("a").unwrap();
+    let capacity = state.snapshot(now).provider(&id).unwrap().effective.capacity;
+    let mut run = 0;
+    while let Ok(Admission::Granted(grant)) = state.submit(ask("only-a", run), now) {
+        state.dispatch(grant.attempt, now).unwrap();
+        run += 1;
+    }
+    let later = now + Duration::from_secs(3);
+    let snapshot = state.snapshot(later);
+    let provider = snapshot.provider(&id).unwrap();
+    assert!(provider.connected && provider.enabled);
+    assert_eq!((u32::from(run), provider.in_use.normal, provider.in_use.quarantined), (capacity, capacity, 0));
+    let group = snapshot.models.iter().find(|group| group.model.as_str() == "only-a").unwrap();
+    assert_eq!((group.waiting, group.oldest_wait), (1, Duration::from_secs(3)));
+    assert!(!snapshot.is_at_rest());
+}
