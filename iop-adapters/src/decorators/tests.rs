@@ -85,7 +85,8 @@ async fn a_limit_refuses_one_too_many_at_once_and_frees_on_return_and_drop() {
     let spawn = |limit: &Arc<Limit>| tokio::spawn(run(limit).collect::<Vec<_>>());
     let (first, second) = (spawn(&limit), spawn(&limit));
     handle.wait_for(|counts| counts.paused == 2).await;
-    let refused: Vec<_> = run(&limit).collect().await;
+    let refused =
+        tokio::time::timeout(Duration::from_secs(20), run(&limit).collect::<Vec<_>>()).await.expect("a refusal");
     assert_eq!(code(&refused.last().unwrap().kind), Some(FailureCode::Busy));
     first.abort();
     handle.wait_for(|counts| counts.dropped == 1).await;
