@@ -89,34 +89,34 @@ pub(crate) fn read(text: &[u8]) -> Scanned<Chunk<'_>> {
     let mut scan = Scanner::new(text);
     scan.object(|scan, key| {
         match key {
-            "choices" => choices(scan, &mut chunk.choices)?,
-            "usage" => chunk.usage = usage(scan)?.or(chunk.usage),
-            "error" => chunk.error |= says_something(scan)?,
-            "object" => chunk.error |= scan.text()?.is_some_and(|object| object.is("error")),
-            "type" => {
+            b"choices" => choices(scan, &mut chunk.choices)?,
+            b"usage" => chunk.usage = usage(scan)?.or(chunk.usage),
+            b"error" => chunk.error |= says_something(scan)?,
+            b"object" => chunk.error |= scan.text()?.is_some_and(|object| object.is("error")),
+            b"type" => {
                 if let Some(kind) = scan.text()?.and_then(|kind| kind.get()) {
                     chunk.error |= matches!(kind.as_ref(), "error" | "response.failed");
                     chunk.response = response_event(&kind);
                 }
             }
-            "delta" => delta_len = scan.text()?.map(|delta| delta.is_empty()),
-            "response" => scan.object(|scan, key| {
-                if key == "usage" {
+            b"delta" => delta_len = scan.text()?.map(|delta| delta.is_empty()),
+            b"response" => scan.object(|scan, key| {
+                if key == b"usage" {
                     chunk.usage = usage(scan)?.or(chunk.usage);
                     Ok(())
                 } else {
                     scan.skip()
                 }
             })?,
-            "prompt_progress" => scan.object(|scan, key| {
-                if key == "processed" {
+            b"prompt_progress" => scan.object(|scan, key| {
+                if key == b"processed" {
                     chunk.processed = scan.count()?;
                     Ok(())
                 } else {
                     scan.skip()
                 }
             })?,
-            "timings" => timings = llama_timings(scan)?,
+            b"timings" => timings = llama_timings(scan)?,
             _ => scan.skip()?,
         }
         Ok(())
@@ -173,11 +173,11 @@ fn choice<'a>(scan: &mut Scanner<'a>) -> Scanned<Choice<'a>> {
     let mut choice = Choice::default();
     scan.object(|scan, key| {
         match key {
-            "index" => choice.index = scan.count()?.unwrap_or(0),
-            "delta" | "message" => delta(scan, &mut choice)?,
-            "finish_reason" => choice.finish = non_empty(scan)?,
+            b"index" => choice.index = scan.count()?.unwrap_or(0),
+            b"delta" | b"message" => delta(scan, &mut choice)?,
+            b"finish_reason" => choice.finish = non_empty(scan)?,
             // The older completions API has its text here.
-            "text" => choice.content = non_empty(scan)?.or(choice.content),
+            b"text" => choice.content = non_empty(scan)?.or(choice.content),
             _ => scan.skip()?,
         }
         Ok(())
@@ -188,12 +188,12 @@ fn choice<'a>(scan: &mut Scanner<'a>) -> Scanned<Choice<'a>> {
 fn delta<'a>(scan: &mut Scanner<'a>, choice: &mut Choice<'a>) -> Scanned<()> {
     scan.object(|scan, key| {
         match key {
-            "content" if scan.peek()? == Kind::Array => choice.other_content |= says_something(scan)?,
-            "content" => choice.content = non_empty(scan)?,
-            "reasoning_content" | "reasoning" => choice.reasoning = non_empty(scan)?.or(choice.reasoning),
-            "refusal" => choice.refusal = non_empty(scan)?,
-            "audio" => choice.other_content |= says_something(scan)?,
-            "tool_calls" => scan.array(|scan| {
+            b"content" if scan.peek()? == Kind::Array => choice.other_content |= says_something(scan)?,
+            b"content" => choice.content = non_empty(scan)?,
+            b"reasoning_content" | b"reasoning" => choice.reasoning = non_empty(scan)?.or(choice.reasoning),
+            b"refusal" => choice.refusal = non_empty(scan)?,
+            b"audio" => choice.other_content |= says_something(scan)?,
+            b"tool_calls" => scan.array(|scan| {
                 let piece = call(scan)?;
                 if choice.calls.len() == MAX_PIECES {
                     return Err(NotJson);
@@ -201,7 +201,7 @@ fn delta<'a>(scan: &mut Scanner<'a>, choice: &mut Choice<'a>) -> Scanned<()> {
                 choice.calls.push(piece);
                 Ok(())
             })?,
-            "function_call" if scan.peek()? == Kind::Object => {
+            b"function_call" if scan.peek()? == Kind::Object => {
                 let mut piece = CallPiece::default();
                 function(scan, &mut piece)?;
                 choice.function_call = Some(piece);
@@ -216,9 +216,9 @@ fn call<'a>(scan: &mut Scanner<'a>) -> Scanned<CallPiece<'a>> {
     let mut piece = CallPiece::default();
     scan.object(|scan, key| {
         match key {
-            "index" => piece.index = scan.count()?,
-            "id" => piece.id = non_empty(scan)?,
-            "function" => function(scan, &mut piece)?,
+            b"index" => piece.index = scan.count()?,
+            b"id" => piece.id = non_empty(scan)?,
+            b"function" => function(scan, &mut piece)?,
             _ => scan.skip()?,
         }
         Ok(())
@@ -229,11 +229,11 @@ fn call<'a>(scan: &mut Scanner<'a>) -> Scanned<CallPiece<'a>> {
 fn function<'a>(scan: &mut Scanner<'a>, piece: &mut CallPiece<'a>) -> Scanned<()> {
     scan.object(|scan, key| {
         match key {
-            "name" => piece.name = non_empty(scan)?,
-            "arguments" if scan.peek()? == Kind::Object => piece.arguments = Arguments::Object(scan.raw()?),
-            "arguments" => piece.arguments = non_empty(scan)?.map_or(Arguments::None, Arguments::Text),
+            b"name" => piece.name = non_empty(scan)?,
+            b"arguments" if scan.peek()? == Kind::Object => piece.arguments = Arguments::Object(scan.raw()?),
+            b"arguments" => piece.arguments = non_empty(scan)?.map_or(Arguments::None, Arguments::Text),
             // Ollama keeps the index here.
-            "index" => piece.index = scan.count()?.or(piece.index),
+            b"index" => piece.index = scan.count()?.or(piece.index),
             _ => scan.skip()?,
         }
         Ok(())
@@ -249,19 +249,19 @@ fn usage(scan: &mut Scanner<'_>) -> Scanned<Option<Usage>> {
     let mut hit = None;
     scan.object(|scan, key| {
         match key {
-            "prompt_tokens" | "input_tokens" => usage.input_tokens = scan.count()?.or(usage.input_tokens),
-            "completion_tokens" | "output_tokens" => usage.output_tokens = scan.count()?.or(usage.output_tokens),
+            b"prompt_tokens" | b"input_tokens" => usage.input_tokens = scan.count()?.or(usage.input_tokens),
+            b"completion_tokens" | b"output_tokens" => usage.output_tokens = scan.count()?.or(usage.output_tokens),
             // SGLang, beside the details.
-            "reasoning_tokens" => {
+            b"reasoning_tokens" => {
                 let count = scan.count()?;
                 usage.reasoning_tokens = usage.reasoning_tokens.or(count);
             }
             // DeepSeek.
-            "prompt_cache_hit_tokens" => hit = scan.count()?,
-            "prompt_tokens_details" | "input_tokens_details" => {
+            b"prompt_cache_hit_tokens" => hit = scan.count()?,
+            b"prompt_tokens_details" | b"input_tokens_details" => {
                 usage.cached_input_tokens = detail(scan, "cached_tokens")?.or(usage.cached_input_tokens);
             }
-            "completion_tokens_details" | "output_tokens_details" => {
+            b"completion_tokens_details" | b"output_tokens_details" => {
                 usage.reasoning_tokens = detail(scan, "reasoning_tokens")?.or(usage.reasoning_tokens);
             }
             _ => scan.skip()?,
@@ -275,7 +275,7 @@ fn usage(scan: &mut Scanner<'_>) -> Scanned<Option<Usage>> {
 fn detail(scan: &mut Scanner<'_>, name: &str) -> Scanned<Option<u64>> {
     let mut count = None;
     scan.object(|scan, key| {
-        if key == name {
+        if key == name.as_bytes() {
             count = scan.count()?;
             Ok(())
         } else {
@@ -290,9 +290,9 @@ fn llama_timings(scan: &mut Scanner<'_>) -> Scanned<Option<Usage>> {
     let (mut cached, mut prompt, mut predicted) = (None, None, None);
     scan.object(|scan, key| {
         match key {
-            "cache_n" => cached = scan.count()?,
-            "prompt_n" => prompt = scan.count()?,
-            "predicted_n" => predicted = scan.count()?,
+            b"cache_n" => cached = scan.count()?,
+            b"prompt_n" => prompt = scan.count()?,
+            b"predicted_n" => predicted = scan.count()?,
             _ => scan.skip()?,
         }
         Ok(())

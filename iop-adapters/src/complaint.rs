@@ -21,8 +21,16 @@ const CONTEXT_PHRASES: [&str; 9] = [
     "n_ctx",
 ];
 /// How servers say that they are full, in lower case.
-const OVERLOAD_PHRASES: [&str; 4] =
-    ["maximum pending requests exceeded", "maximum queue size", "rate_limit", "server busy"];
+const OVERLOAD_PHRASES: [&str; 8] = [
+    "at capacity",
+    "maximum pending requests exceeded",
+    "maximum queue size",
+    "overloaded",
+    "queue is full",
+    "rate_limit",
+    "server busy",
+    "too many requests",
+];
 
 /// The reason a status and an error text name, if they name one.
 ///
@@ -33,7 +41,7 @@ pub(crate) fn reason(status: Option<u16>, text: &[u8]) -> Option<ProviderReason>
     match status {
         Some(401 | 403) => Some(ProviderReason::AuthFailed),
         _ if CONTEXT_PHRASES.iter().any(&says) => Some(ProviderReason::ContextLengthExceeded),
-        Some(429 | 503) => Some(ProviderReason::Overloaded),
+        Some(429) => Some(ProviderReason::Overloaded),
         _ if OVERLOAD_PHRASES.iter().any(says) => Some(ProviderReason::Overloaded),
         _ => None,
     }
@@ -41,7 +49,9 @@ pub(crate) fn reason(status: Option<u16>, text: &[u8]) -> Option<ProviderReason>
 
 /// The error of an answer that was an HTTP error. `retry_after_ms` is the provider's own wish.
 pub(crate) fn rejected(status: u16, body: &[u8], retry_after_ms: Option<u32>) -> ProviderError {
-    let failure = ProviderError::rejected(status, reason(Some(status), body)).into_failure();
+    // A bare 503 is a server that does not work (it still loads, say); one that names a time is busy.
+    let busy = (status == 503 && retry_after_ms.is_some()).then_some(ProviderReason::Overloaded);
+    let failure = ProviderError::rejected(status, reason(Some(status), body).or(busy)).into_failure();
     ProviderError::new(failure.with_retry_after_ms(retry_after_ms))
 }
 
@@ -59,8 +69,8 @@ pub(crate) fn reported(text: &[u8]) -> ProviderError {
 
 /// The HTTP status that an error object names as its `code` or `status`.
 fn embedded_status(text: &[u8]) -> Option<u16> {
-    fn look(scan: &mut Scanner<'_>, key: &str, found: &mut Option<u16>) -> Result<(), crate::json::NotJson> {
-        if matches!(key, "code" | "status" | "status_code") {
+    fn look(scan: &mut Scanner<'_>, key: &[u8], found: &mut Option<u16>) -> Result<(), crate::json::NotJson> {
+        if matches!(key, b"code" | b"status" | b"status_code") {
             let status = scan.count()?.and_then(|code| u16::try_from(code).ok());
             *found = status.filter(|status| (400..600).contains(status)).or(*found);
             Ok(())
@@ -70,7 +80,7 @@ fn embedded_status(text: &[u8]) -> Option<u16> {
     }
     let mut found = None;
     let result = Scanner::new(text).object(|scan, key| {
-        if key == "error" { scan.object(|scan, key| look(scan, key, &mut found)) } else { look(scan, key, &mut found) }
+        if key == b"error" { scan.object(|scan, key| look(scan, key, &mut found)) } else { look(scan, key, &mut found) }
     });
     result.ok().and(found)
 }
@@ -91,7 +101,9 @@ mod tests {
             (Some(401), "maximum context length", Some(AuthFailed)),
             (Some(403), "", Some(AuthFailed)),
             (Some(429), "", Some(Overloaded)),
-            (Some(503), "", Some(Overloaded)),
+            (Some(503), "", None),
+            (Some(503), r#"{"error":{"message":"Loading model","type":"unavailable_error"}}"#, None),
+            (Some(503), "the queue is full", Some(Overloaded)),
             (Some(500), "exceeds maximum queue size", Some(Overloaded)),
             (None, "boom", None),
         ] {

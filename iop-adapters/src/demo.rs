@@ -98,6 +98,8 @@ impl Provider for Demo {
         Ok(())
     }
 
+    async fn refresh(&self) {}
+
     async fn stop(&self) {}
 }
 

@@ -1,10 +1,18 @@
 //! Decides how a backend is called over HTTP: one request, HTTP/1.1, nothing retried, followed, decoded or timed by itself.
 //!
-//! [`Upstream`] is the seam between adapters and the HTTP client below, so that a faster reader of response bodies can take
-//! the client's place without touching them.
+//! [`Upstream`] is the seam between adapters and the HTTP client below. The client is our own because of one property: what
+//! one read of the socket brings is one item of the body, however many HTTP chunks it is. A burst of tokens then is one frame
+//! on its whole way. It also has no task per connection, and closes a dropped call's connection at once.
 
+mod body;
+mod chunked;
 mod client;
+mod connect;
+mod head;
 mod origin;
+mod pool;
+mod socket;
+mod upload;
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,7 +23,8 @@ use futures_core::Stream;
 use http::{HeaderMap, Method, StatusCode};
 use iop_execution::RequestBody;
 
-pub use client::{CONNECT_TIMEOUT, HttpClient, HttpClientError};
+pub use client::{HttpClient, HttpClientError};
+pub use connect::CONNECT_TIMEOUT;
 pub use origin::{InvalidOrigin, Origin};
 
 /// One way to reach one backend.
@@ -79,3 +88,6 @@ pub enum UpstreamError {
     #[error("the request body broke off")]
     RequestBody,
 }
+
+#[cfg(test)]
+mod tests;

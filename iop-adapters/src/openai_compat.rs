@@ -3,6 +3,7 @@
 //! One call makes one request. The bytes of a tunnel pass unchanged, an error answer's too (the Edge shows only safe text of
 //! it); the failure itself is typed and holds no word of the provider's own text.
 
+mod choices;
 mod discovery;
 mod edit;
 mod run;
@@ -308,11 +309,19 @@ impl Provider for OpenAiCompat {
     }
 
     async fn start(&self) -> Result<(), ProviderError> {
-        // A server that is down, or still loading, is asked again at the next ready.
-        if let Err(error) = self.discover().await {
-            tracing::info!(code = %error.failure().code, status = error.failure().upstream_status, "no model list yet");
-        }
+        // A server that is down, or still loading, is no error: it is asked again at the next ready.
+        self.refresh().await;
         Ok(())
+    }
+
+    async fn refresh(&self) {
+        if let Err(error) = self.discover().await {
+            let failure = error.failure();
+            tracing::info!(
+                code = %failure.code, status = failure.upstream_status,
+                "the server gave no model list: it is asked again when the Node connects anew"
+            );
+        }
     }
 
     async fn stop(&self) {}
@@ -325,7 +334,7 @@ fn asked_choices(body: Option<&Bytes>) -> u32 {
     };
     let mut choices = None;
     let read = crate::json::Scanner::new(body).object(|scan, key| {
-        if key == "n" {
+        if key == b"n" {
             choices = scan.count()?;
             Ok(())
         } else {

@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, StallTimeout, Target};
-use iop_wire::{NodeConfigPayload, ProviderConfig};
+use iop_wire::convert::WireMessage as _;
+use iop_wire::limits::{MAX_LIST, MAX_TARGETS};
+use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode};
 
 use crate::token::{TokenHash, TokenId};
 
@@ -23,8 +25,8 @@ pub const DEFAULT_QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct NodeEntry {
     /// Its id.
     pub id: NodeId,
-    /// Public part of its token.
-    pub token_id: TokenId,
+    /// Public part of its token; with it the record is found without comparing hashes.
+    pub token_id: Option<TokenId>,
     /// SHA-256 of the secret part of its token.
     pub token_hash: TokenHash,
     /// False: known, but it may not register.
@@ -36,8 +38,13 @@ pub struct NodeEntry {
 impl NodeEntry {
     /// An enabled Node.
     #[must_use]
-    pub const fn new(id: NodeId, token_id: TokenId, token_hash: TokenHash, providers: Vec<ProviderEntry>) -> Self {
-        Self { id, token_id, token_hash, enabled: true, providers }
+    pub fn new(
+        id: NodeId,
+        token_id: impl Into<Option<TokenId>>,
+        token_hash: TokenHash,
+        providers: Vec<ProviderEntry>,
+    ) -> Self {
+        Self { id, token_id: token_id.into(), token_hash, enabled: true, providers }
     }
 }
 
@@ -155,6 +162,20 @@ pub enum CatalogError {
         node: NodeId,
         /// The key.
         adapter: AdapterKey,
+    },
+    /// More enabled providers than a Node can be told.
+    #[error("node {0} has more than {MAX_LIST} enabled providers")]
+    TooManyProviders(NodeId),
+    /// More targets than a Node can be told.
+    #[error("provider {0} has more than {MAX_TARGETS} targets")]
+    TooManyTargets(ProviderId),
+    /// The Node would refuse its config for another reason: a text is too long, or all of it together is.
+    #[error("node {node} would refuse its config: {problem}")]
+    NodeConfig {
+        /// The Node.
+        node: NodeId,
+        /// What is wrong; it names a part of the config.
+        problem: &'static str,
     },
     /// Two models have one name or alias.
     #[error("the model name {0} is used twice")]
@@ -323,6 +344,7 @@ impl CatalogBuilder {
     pub fn build(self) -> Result<Catalog, CatalogError> {
         let providers = check_nodes(&self.catalog.nodes)?;
         check_models(&self.catalog.models, &providers)?;
+        self.catalog.nodes.iter().try_for_each(|node| check_config(&self.catalog, node))?;
         Ok(self.catalog)
     }
 }
@@ -333,7 +355,7 @@ fn check_nodes(nodes: &[NodeEntry]) -> Result<BTreeSet<&ProviderId>, CatalogErro
         if !ids.insert(&node.id) {
             return Err(CatalogError::DuplicateNode(node.id.clone()));
         }
-        if !tokens.insert(&node.token_id) {
+        if node.token_id.as_ref().is_some_and(|id| !tokens.insert(id)) {
             return Err(CatalogError::DuplicateToken(node.id.clone()));
         }
         let mut adapters = BTreeSet::new();
@@ -354,6 +376,20 @@ fn check_nodes(nodes: &[NodeEntry]) -> Result<BTreeSet<&ProviderId>, CatalogErro
         }
     }
     Ok(providers)
+}
+
+/// A config that can't be sent, or that the Node can't take, would end each of its connections (WIR-8).
+fn check_config(catalog: &Catalog, node: &NodeEntry) -> Result<(), CatalogError> {
+    let config = catalog.node_config(node);
+    if config.providers.len() > MAX_LIST {
+        return Err(CatalogError::TooManyProviders(node.id.clone()));
+    }
+    if let Some(provider) = config.providers.iter().find(|provider| provider.targets.len() > MAX_TARGETS) {
+        return Err(CatalogError::TooManyTargets(provider.provider_id.clone()));
+    }
+    let outcome = Ok(Registered { node_id: node.id.clone(), config, trusted_lease_signers: Vec::new() });
+    let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms: u64::MAX, outcome });
+    message.check().map_err(|error| CatalogError::NodeConfig { node: node.id.clone(), problem: error.problem })
 }
 
 fn check_models(models: &[ModelGroup], providers: &BTreeSet<&ProviderId>) -> Result<(), CatalogError> {

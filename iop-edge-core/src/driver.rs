@@ -2,7 +2,7 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `shared` | the critical section: runs an input, carries out its effects, tells the observer afterwards |
+//! | `shared` | the critical section: runs an input, carries out its effects, wakes and tells the observer afterwards |
 //! | `connection` | a Node's connection: handshake, order, heartbeat, frames to their runs |
 //! | `dispatch` | a request: a place, or a wait for one; then the pre-send fence and the request in one step |
 //! | `run` | the bounded buffer between a connection and a client |
@@ -11,7 +11,8 @@
 //!
 //! A token travels `connection` → `run` → `stream`: two short locks of its own run, never the engine's.
 //! Locks nest in this order: engine, table of streams, runs of a connection, one run, outbox. Nothing is held over an
-//! await.
+//! await. Tasks are woken once no lock is held, but for a link's writer: what must keep its order towards a Node goes into
+//! the outbox under the engine's lock, and the outbox wakes its writer at once.
 
 pub(crate) mod connection;
 pub(crate) mod dispatch;

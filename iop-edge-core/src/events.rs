@@ -10,10 +10,13 @@ use std::task::{Context, Poll, Waker};
 use futures_core::Stream;
 use iop_execution::{RunEvent, RunId};
 
+use crate::wake::Wakers;
+
 /// Events that wait for one subscriber; older ones are lost.
 pub const SUBSCRIPTION_EVENTS: usize = 1024;
 
-/// An event of a normalised run, as subscribers see it. Frames of tunnels never become one.
+/// An event of a normalised run, as subscribers see it: each one as it came, also where a slow client gets several usage
+/// reports as one. Frames of tunnels never become one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RunNotice {
@@ -81,7 +84,8 @@ impl<T: Clone> Bus<T> {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    pub(crate) fn publish(&self, event: &T) {
+    /// The caller wakes whoever reads, once it holds no lock.
+    pub(crate) fn publish(&self, event: &T, wakers: &mut Wakers) {
         if !self.is_heard() {
             return;
         }
@@ -94,9 +98,7 @@ impl<T: Clone> Bus<T> {
                 ring.lost += 1;
             }
             ring.waiting.push_back(event.clone());
-            if let Some(reader) = ring.reader.take() {
-                reader.wake();
-            }
+            wakers.extend(ring.reader.take());
             true
         });
         self.count.store(subscribers.len(), Ordering::Relaxed);
@@ -106,13 +108,13 @@ impl<T: Clone> Bus<T> {
 impl<T> Drop for Bus<T> {
     fn drop(&mut self) {
         let subscribers = self.subscribers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut wakers = Wakers::default();
         for ring in subscribers.iter().filter_map(Weak::upgrade) {
             let mut ring = lock(&ring);
             ring.closed = true;
-            if let Some(reader) = ring.reader.take() {
-                reader.wake();
-            }
+            wakers.extend(ring.reader.take());
         }
+        wakers.wake();
     }
 }
 
@@ -153,6 +155,38 @@ mod tests {
 
     use super::*;
 
+    /// A waker that looks whether its bus could be used from here.
+    struct Probe {
+        bus: Weak<Bus<usize>>,
+        free: std::sync::atomic::AtomicBool,
+    }
+
+    impl std::task::Wake for Probe {
+        fn wake(self: Arc<Self>) {
+            let bus = self.bus.upgrade();
+            let free = bus.is_some_and(|bus| bus.subscribers.try_lock().is_ok());
+            self.free.store(free, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_subscriber_is_woken_by_the_publisher_and_not_under_a_lock_of_the_bus() {
+        // EDG-2
+        let bus = Arc::new(Bus::default());
+        let probe = Arc::new(Probe { bus: Arc::downgrade(&bus), free: false.into() });
+        let mut reader = bus.subscribe();
+        let waker = Waker::from(Arc::clone(&probe));
+        assert!(reader.poll_next_unpin(&mut Context::from_waker(&waker)).is_pending());
+        publish(&bus, 1);
+        assert!(probe.free.load(Ordering::Relaxed));
+    }
+
+    fn publish(bus: &Bus<usize>, event: usize) {
+        let mut wakers = Wakers::default();
+        bus.publish(&event, &mut wakers);
+        wakers.wake();
+    }
+
     #[test]
     fn a_slow_subscriber_loses_the_oldest_and_is_told_how_many() {
         // EDG-2
@@ -160,7 +194,7 @@ mod tests {
         assert!(!bus.is_heard());
         let (mut slow, mut quick) = (bus.subscribe(), bus.subscribe());
         for event in 0..SUBSCRIPTION_EVENTS + 3 {
-            bus.publish(&event);
+            publish(&bus, event);
             assert_eq!(quick.next().now_or_never(), Some(Some(Notice::Event(event))));
         }
         assert_eq!(slow.next().now_or_never(), Some(Some(Notice::Lost(3))));
@@ -169,7 +203,7 @@ mod tests {
         }
         assert_eq!(slow.next().now_or_never(), None);
         drop(slow);
-        bus.publish(&0);
+        publish(&bus, 0);
         assert_eq!(bus.subscribers().len(), 1, "a dropped subscription is forgotten");
         drop(bus);
         assert_eq!(quick.next().now_or_never(), Some(Some(Notice::Event(0))));

@@ -30,6 +30,8 @@ pub mod snapshot;
 #[cfg_attr(not(feature = "driver"), allow(dead_code, unused_imports, reason = "only the driver calls the engine"))]
 mod state;
 pub mod token;
+#[cfg_attr(not(feature = "driver"), allow(dead_code, reason = "only the driver wakes"))]
+mod wake;
 
 #[cfg(feature = "driver")]
 pub use edge::{Edge, EdgeBuilder, TunnelCall};

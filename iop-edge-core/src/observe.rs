@@ -53,6 +53,42 @@ closed! {
     }
 }
 
+closed! {
+    /// Why a registration was refused: the reasons of the wire (REG-4), and those that the wire has no word for.
+    Refusal {
+        /// No Node has this token.
+        UnknownToken = "unknown_token",
+        /// The Node is connected already.
+        DuplicateConnection = "duplicate_connection",
+        /// The Node's config can't be had.
+        ConfigUnavailable = "config_unavailable",
+        /// No common protocol version.
+        UnsupportedProtocol = "unsupported_protocol",
+        /// Managed mode wants a workload identity.
+        IdentityRequired = "identity_required",
+        /// Identity and token belong to different records.
+        IdentityMismatch = "identity_mismatch",
+        /// The Edge goes down.
+        Draining = "draining",
+        /// The address or the token failed too often lately (REG-8). The peer is told `draining`, and when to come back.
+        RateLimited = "rate_limited",
+    }
+}
+
+impl From<RefusalReason> for Refusal {
+    fn from(reason: RefusalReason) -> Self {
+        match reason {
+            RefusalReason::UnknownToken => Self::UnknownToken,
+            RefusalReason::DuplicateConnection => Self::DuplicateConnection,
+            RefusalReason::ConfigUnavailable => Self::ConfigUnavailable,
+            RefusalReason::UnsupportedProtocol => Self::UnsupportedProtocol,
+            RefusalReason::IdentityRequired => Self::IdentityRequired,
+            RefusalReason::IdentityMismatch => Self::IdentityMismatch,
+            RefusalReason::Draining => Self::Draining,
+        }
+    }
+}
+
 /// Something that happened, for metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -69,7 +105,7 @@ pub enum Observation {
     /// A registration was refused.
     RegistrationRefused {
         /// Why.
-        reason: RefusalReason,
+        reason: Refusal,
     },
     /// A place became free.
     LeaseReleased {
@@ -118,3 +154,16 @@ pub trait Observer: fmt::Debug + Send + Sync + 'static {
 
 /// Observes nothing.
 impl Observer for () {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_have_the_names_of_the_wire() {
+        // REG-4
+        for reason in RefusalReason::ALL {
+            assert_eq!(Refusal::from(*reason).as_str(), reason.as_str());
+        }
+    }
+}

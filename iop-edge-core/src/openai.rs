@@ -8,7 +8,7 @@
 //! | [`service`](OpenAiService), `routes` | who answers, and what every answer carries |
 //! | [`auth`] | who calls and which models it may use |
 //! | `upload`, `request`, `json`, `edit` | which bodies are chat requests, and which of their bytes change |
-//! | `chat`, `chat::commit` | how one request goes; what is held until content |
+//! | `chat`, `chat::commit`, `chat::idle` | how one request goes; what is held until content; when a waiting client counts as gone |
 //! | `chat::tunnel`, `rewrite` | what a tunnelled answer means; which of its bytes change |
 //! | `chat::run`, `chat::render` | what a run's events mean; the bytes built from them |
 //! | `errors`, `provider_error` | how a failure looks |
@@ -34,7 +34,7 @@ mod routes;
 mod service;
 mod upload;
 
-pub use auth::{AllowedModels, ApiKeyRecord, ApiKeys, InvalidApiKey, KeyHash, NewApiKey};
+pub use auth::{AllowedModels, ApiKeyRecord, ApiKeys, InvalidApiKey};
 pub use body::{AnswerCut, OpenAiBody};
 pub use config::{OpenAiConfig, ResponseModel};
 pub use record::{Edit, Edits, EndedBy, Endpoint, Outcome, RequestId, RequestObserver, RequestRecord};

@@ -88,8 +88,20 @@ impl TokenHash {
     /// True if this is the hash of `token`'s secret. Takes the same time whatever differs.
     #[must_use]
     pub fn matches(&self, token: &Token) -> bool {
-        let actual = token.hash();
-        let difference = self.0.iter().zip(actual.0).fold(0, |sum, (a, b)| sum | std::hint::black_box(a ^ b));
+        self.equals(token.hash())
+    }
+
+    /// The hash of a secret, or of any other text.
+    pub(crate) fn of(secret: &str) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, secret.as_bytes());
+        let mut bytes = [0; 32];
+        bytes.iter_mut().zip(digest.as_ref()).for_each(|(to, from)| *to = *from);
+        Self(bytes)
+    }
+
+    /// Takes the same time whatever differs.
+    pub(crate) fn equals(&self, other: Self) -> bool {
+        let difference = self.0.iter().zip(other.0).fold(0, |sum, (a, b)| sum | std::hint::black_box(a ^ b));
         std::hint::black_box(difference) == 0
     }
 
@@ -153,10 +165,7 @@ impl Token {
     /// What a config stores of it.
     #[must_use]
     pub fn hash(&self) -> TokenHash {
-        let digest = ring::digest::digest(&ring::digest::SHA256, self.secret.expose().as_bytes());
-        let mut bytes = [0; 32];
-        bytes.iter_mut().zip(digest.as_ref()).for_each(|(to, from)| *to = *from);
-        TokenHash(bytes)
+        TokenHash::of(self.secret.expose())
     }
 
     /// The whole token, to show it once to whoever asked for it.

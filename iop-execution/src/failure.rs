@@ -2,6 +2,10 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::num::NonZeroU64;
+
+use crate::id::{AdapterKey, Target};
+use crate::provider::Health;
 
 macro_rules! closed {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
@@ -122,6 +126,10 @@ pub struct ExecutionFailure {
     pub message: Cow<'static, str>,
     /// Closed name of what the provider complained about, where it could be told (`context_length_exceeded`, …).
     pub provider_reason: Option<ProviderReason>,
+    /// What the Node knew when the call stalled.
+    pub stall: Option<Box<StallDetail>>,
+    /// Why a credential lease was refused.
+    pub credential: Option<CredentialReason>,
 }
 
 closed! {
@@ -136,8 +144,257 @@ closed! {
     }
 }
 
+closed! {
+    /// What a stall means, from one probe of exactly the stalled target (WDG-5). One value stands for both names that
+    /// travel: no other pair of them exists.
+    LivenessClassification {
+        /// The target produces tokens for others: this request stalled. `available`.
+        RequestStalled = "request_stalled",
+        /// The target is refused or gone. `unavailable`.
+        ProviderUnhealthy = "provider_unhealthy",
+        /// Nobody knows. `unknown`.
+        HealthUnknown = "health_unknown",
+    }
+}
+
+impl LivenessClassification {
+    /// What the probe found.
+    #[must_use]
+    pub const fn provider_health(self) -> Health {
+        match self {
+            Self::RequestStalled => Health::Available,
+            Self::ProviderUnhealthy => Health::Unavailable,
+            Self::HealthUnknown => Health::Unknown,
+        }
+    }
+}
+
+impl From<Health> for LivenessClassification {
+    fn from(health: Health) -> Self {
+        match health {
+            Health::Available => Self::RequestStalled,
+            Health::Unavailable => Self::ProviderUnhealthy,
+            Health::Unknown => Self::HealthUnknown,
+        }
+    }
+}
+
+/// Whether a stalled provider call was seen to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "a closed list of the specification")]
+pub enum OwnershipClose {
+    /// It returned within its grace.
+    Confirmed {
+        /// Another try can't run beside this one.
+        retryable: bool,
+    },
+    /// It did not: it may still be running at the provider, so it is never retryable.
+    Unconfirmed,
+}
+
+impl OwnershipClose {
+    /// The name used on the wire's documentation, in logs and in metric labels.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Confirmed { .. } => "confirmed",
+            Self::Unconfirmed => "unconfirmed",
+        }
+    }
+
+    /// True only when confirmed.
+    #[must_use]
+    pub const fn retryable(self) -> bool {
+        match self {
+            Self::Confirmed { retryable } => retryable,
+            Self::Unconfirmed => false,
+        }
+    }
+}
+
+closed! {
+    /// Which timeout fired (WDG-7).
+    TimeoutSetting {
+        /// The request's own.
+        ResponseStall = "response_stall_timeout_ms",
+        /// The provider's longer wait for its first progress, with its allowance per 1 000 prompt tokens.
+        FirstResponse = "first_response_timeout_ms",
+    }
+}
+
+/// What a Node knew when it ended a stalled call (WDG-4). Holds no provider text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StallDetail {
+    /// What the probe says of the stall; stands for `provider_health` too.
+    pub liveness_classification: LivenessClassification,
+    /// Place among the finished observations of the connection, from 1; none for work bound to no connection.
+    pub health_observation_seq: Option<NonZeroU64>,
+    /// Whether the call was seen to end, and with it `retryable`.
+    pub ownership_close: OwnershipClose,
+    /// How long there was no progress, in milliseconds.
+    pub idle_ms: u64,
+    /// The timeout that fired, in milliseconds.
+    pub timeout_ms: u64,
+    /// Which one that was.
+    pub timeout_setting: TimeoutSetting,
+    /// The adapter instance.
+    pub adapter: AdapterKey,
+    /// The model.
+    pub target: Target,
+}
+
+impl StallDetail {
+    /// A stall of a call to `target` by `adapter` of which nothing is known: no evidence, no observation, not confirmed, all
+    /// times 0. The fields say the rest.
+    #[must_use]
+    pub const fn new(adapter: AdapterKey, target: Target, timeout_setting: TimeoutSetting) -> Self {
+        Self {
+            liveness_classification: LivenessClassification::HealthUnknown,
+            health_observation_seq: None,
+            ownership_close: OwnershipClose::Unconfirmed,
+            idle_ms: 0,
+            timeout_ms: 0,
+            timeout_setting,
+            adapter,
+            target,
+        }
+    }
+
+    /// What the probe found.
+    #[must_use]
+    pub const fn provider_health(&self) -> Health {
+        self.liveness_classification.provider_health()
+    }
+
+    /// True only when the close is confirmed.
+    #[must_use]
+    pub const fn retryable(&self) -> bool {
+        self.ownership_close.retryable()
+    }
+}
+
+closed! {
+    /// Which bound name of a lease differs from what was expected. Values never appear anywhere.
+    BindingField {
+        /// The Node that may use the secret.
+        Node = "node",
+        /// Who calls.
+        Principal = "principal",
+        /// How the secret is applied to a request.
+        Profile = "profile",
+        /// Which rule let the request in.
+        Route = "route",
+        /// The run it is for.
+        RunId = "run_id",
+        /// The stored credential.
+        Slot = "slot",
+        /// The model.
+        Target = "target",
+        /// Where the secret may be sent.
+        Upstream = "upstream",
+    }
+}
+
+macro_rules! credential_reasons {
+    ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
+        /// Why a credential lease was refused (CRD-5).
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(clippy::exhaustive_enums, reason = "a closed list of the specification")]
+        pub enum CredentialReason {
+            $($(#[$doc])* $variant,)*
+            /// It is bound to another name than the one expected.
+            BindingMismatch(BindingField),
+        }
+
+        impl CredentialReason {
+            /// Every value without [`CredentialReason::BindingMismatch`], which there is one of for each [`BindingField`].
+            pub const PLAIN: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The name used on the wire's documentation, in logs and in metric labels; the field is not a part of it.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                    Self::BindingMismatch(_) => "binding_mismatch",
+                }
+            }
+        }
+    };
+}
+
+credential_reasons! {
+    /// It is not of the binary format.
+    Malformed = "malformed",
+    /// Its version is not known.
+    UnsupportedVersion = "unsupported_version",
+    /// No trusted signer has that key.
+    UnknownIssuer = "unknown_issuer",
+    /// The signature is not the issuer's.
+    BadSignature = "bad_signature",
+    /// It is sealed to another key.
+    WrongRecipient = "wrong_recipient",
+    /// Its time has not begun.
+    NotYetValid = "not_yet_valid",
+    /// Its time is over.
+    Expired = "expired",
+    /// It claims to be valid for longer than allowed.
+    TtlTooLong = "ttl_too_long",
+    /// The slot has a newer credential.
+    StaleRevision = "stale_revision",
+    /// It is of another connection.
+    StaleGeneration = "stale_generation",
+    /// The credential was revoked.
+    Revoked = "revoked",
+    /// The slot is disabled.
+    Disabled = "disabled",
+    /// It was used before.
+    Replayed = "replayed",
+    /// No more leases can be remembered.
+    ReplayStoreFull = "replay_store_full",
+    /// It could not be decrypted.
+    OpenFailed = "open_failed",
+    /// The Node does not know the time.
+    ClockUnavailable = "clock_unavailable",
+}
+
+impl fmt::Display for CredentialReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BindingMismatch(field) => write!(f, "{} ({field})", self.as_str()),
+            plain => f.write_str(plain.as_str()),
+        }
+    }
+}
+
+/// Makes a text fit to be the message of a failure: at most [`MAX_MESSAGE_BYTES`], cut at a character border, and spaces in
+/// place of control characters.
+#[must_use]
+pub fn safe_message(text: impl Into<Cow<'static, str>>) -> Cow<'static, str> {
+    let mut text = text.into();
+    if text.len() > MAX_MESSAGE_BYTES {
+        let mut end = MAX_MESSAGE_BYTES;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text = match text {
+            Cow::Borrowed(text) => Cow::Borrowed(&text[..end]),
+            Cow::Owned(mut text) => {
+                text.truncate(end);
+                Cow::Owned(text)
+            }
+        };
+    }
+    if text.contains(char::is_control) { text.replace(char::is_control, " ").into() } else { text }
+}
+
+/// Which statuses an HTTP answer can have.
+const fn is_status(status: u16) -> bool {
+    100 <= status && status <= 999
+}
+
 impl ExecutionFailure {
-    /// A failure with a safe message of at most [`MAX_MESSAGE_BYTES`] (longer ones are cut at a character border).
+    /// A failure whose message is made fit to be shown: see [`safe_message`].
     #[must_use]
     pub fn new(
         code: FailureCode,
@@ -145,22 +402,16 @@ impl ExecutionFailure {
         contacted: ProviderContacted,
         message: impl Into<Cow<'static, str>>,
     ) -> Self {
-        let mut message = message.into();
-        if message.len() > MAX_MESSAGE_BYTES {
-            let mut end = MAX_MESSAGE_BYTES;
-            while !message.is_char_boundary(end) {
-                end -= 1;
-            }
-            message.to_mut().truncate(end);
-        }
         Self {
             code,
             stage,
             provider_contacted: contacted,
             upstream_status: None,
             retry_after_ms: None,
-            message,
+            message: safe_message(message),
             provider_reason: None,
+            stall: None,
+            credential: None,
         }
     }
 
@@ -170,10 +421,10 @@ impl ExecutionFailure {
         Self::new(code, FailureStage::Admission, ProviderContacted::No, message)
     }
 
-    /// With the HTTP status of the provider's answer.
+    /// With the HTTP status of the provider's answer; none if it is no such status (100 to 999).
     #[must_use]
     pub const fn with_status(mut self, status: u16) -> Self {
-        self.upstream_status = Some(status);
+        self.upstream_status = if is_status(status) { Some(status) } else { None };
         self
     }
 
@@ -190,27 +441,21 @@ impl ExecutionFailure {
         self.provider_reason = reason;
         self
     }
+
+    /// With what was known of a stall.
+    #[must_use]
+    pub fn with_stall(mut self, stall: StallDetail) -> Self {
+        self.stall = Some(Box::new(stall));
+        self
+    }
+
+    /// With why a credential lease was refused.
+    #[must_use]
+    pub const fn with_credential(mut self, reason: CredentialReason) -> Self {
+        self.credential = Some(reason);
+        self
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lists_are_closed_and_their_names_unique() {
-        // EXE-9
-        let mut names: Vec<_> = FailureCode::ALL.iter().map(|c| c.as_str()).collect();
-        assert_eq!(names.len(), 17);
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), 17);
-    }
-
-    #[test]
-    fn long_messages_are_cut_at_a_character() {
-        let failure = ExecutionFailure::refused(FailureCode::Internal, "é".repeat(200));
-        assert_eq!(failure.message.len(), 256);
-        let failure = ExecutionFailure::refused(FailureCode::Internal, format!("a{}", "é".repeat(200)));
-        assert_eq!(failure.message.len(), 255);
-    }
-}
+mod tests;

@@ -15,9 +15,11 @@
 //! | [`execution`] | how the outcome of a provider call becomes one terminal |
 //! | [`stream`] | what a caller holds |
 //! | [`registry`], [`gate`] | which adapter serves a key, and how many calls it takes |
+//! | [`address`] | which addresses no backend may have |
 //! | [`sse`], [`ndjson`] | how provider bytes become events |
 
 pub mod activity;
+pub mod address;
 pub mod chat;
 pub mod event;
 pub mod execution;

@@ -77,6 +77,10 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Called before each later ready of a Node that keeps this instance: the place to ask the backend again what it serves
+    /// and how many calls it takes. What [`Self::capabilities`] answers afterwards is reported. Must be bounded in time.
+    async fn refresh(&self) {}
+
     /// Called once after the last request.
     async fn stop(&self) {}
 }

@@ -4,11 +4,12 @@
 //! gate; any difference replaces it.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use iop_execution::registry::RegisteredProvider;
-use iop_execution::{AdapterKey, CapacityGate, Provider, ProviderId, ProviderRegistry, Target};
+use iop_execution::{AdapterKey, Capabilities, CapacityGate, Provider, ProviderId, ProviderRegistry, Target};
 use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady, ReadyTarget, WireMode};
 
 /// Places of an adapter when neither config nor backend says how many (LEA-8).
@@ -75,8 +76,10 @@ impl Adapter {
         }
     }
 
-    fn ready(&self, budget: &mut usize) -> ProviderReady {
-        let capabilities = self.provider().capabilities();
+    /// `None` if the adapter panicked: nothing of it can be relied on.
+    fn ready(&self, budget: &mut usize) -> Option<ProviderReady> {
+        let capabilities = capabilities(self.provider_id(), self.provider())?;
+        self.gate().set_capacity(effective_capacity(self.config.capacity, capabilities.max_concurrency));
         *budget = budget.saturating_sub(self.provider_id().as_str().len() + READY_TARGET_OVERHEAD);
         let mut targets = Vec::new();
         for info in capabilities.targets {
@@ -87,7 +90,7 @@ impl Adapter {
             *budget -= cost;
             targets.push(ReadyTarget { target: info.target, context_length: info.context_length.unwrap_or(0) });
         }
-        ProviderReady {
+        Some(ProviderReady {
             provider_id: self.provider_id().clone(),
             max_concurrency: capabilities.max_concurrency.map_or(0, std::num::NonZeroU32::get),
             tunnels: capabilities.tunnels && self.config.wire == WireMode::Auto,
@@ -95,8 +98,14 @@ impl Adapter {
             tools: capabilities.tools,
             reasoning: capabilities.reasoning,
             targets,
-        }
+        })
     }
+}
+
+/// What a provider says it can do; `None` if it panicked.
+fn capabilities(id: &ProviderId, provider: &Arc<dyn Provider>) -> Option<Capabilities> {
+    let asked = std::panic::catch_unwind(AssertUnwindSafe(|| provider.capabilities()));
+    asked.inspect_err(|_| tracing::error!(provider = %id, "it panicked when asked for its capabilities")).ok()
 }
 
 /// Places of an instance: the smaller of config and backend, where each says something (LEA-8).
@@ -163,7 +172,9 @@ impl Adapters {
     /// Takes in an instance that has started.
     pub fn install(&mut self, config: ProviderConfig, provider: Arc<dyn Provider>) {
         let key = config.adapter.clone();
-        let gate = CapacityGate::new(effective_capacity(config.capacity, provider.capabilities().max_concurrency));
+        let backend =
+            capabilities(&config.provider_id, &provider).and_then(|capabilities| capabilities.max_concurrency);
+        let gate = CapacityGate::new(effective_capacity(config.capacity, backend));
         let _replaced = self.registry.register(key.clone(), config.provider_id.clone(), provider, gate);
         if let Some(registered) = self.registry.by_key(&key) {
             let adapter = Arc::new(Adapter { registered: Arc::clone(registered), config });
@@ -174,6 +185,12 @@ impl Adapters {
     fn remove(&mut self, key: &AdapterKey) -> Option<Arc<Adapter>> {
         self.registry.remove(key);
         self.by_key.remove(key)
+    }
+
+    /// Every instance, in no order.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Adapter>> {
+        self.by_key.values().cloned().collect()
     }
 
     /// Takes every instance out.
@@ -193,7 +210,7 @@ impl Adapters {
             .iter()
             .filter(|provider| seen.insert(&provider.adapter))
             .filter_map(|provider| self.by_key.get(&provider.adapter))
-            .map(|adapter| adapter.ready(&mut budget))
+            .filter_map(|adapter| adapter.ready(&mut budget))
             .collect()
     }
 }

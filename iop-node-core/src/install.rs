@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use iop_execution::Provider;
 use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady};
 use tokio::time::timeout;
@@ -32,7 +32,10 @@ pub(crate) async fn apply(node: &Inner, config: &NodeConfigPayload) -> Vec<Provi
     }
     // No run of an older connection is left, so nothing that is stopped here is in use.
     stop_all(change.stop).await;
-    let made = join_all(change.build.into_iter().map(|config| make(node, config))).await;
+    let kept = node.adapters().all();
+    let (made, _) =
+        join(join_all(change.build.into_iter().map(|config| make(node, config))), join_all(kept.iter().map(refresh)))
+            .await;
     let mut adapters = node.adapters();
     for (config, provider) in made.into_iter().flatten() {
         adapters.install(config, provider);
@@ -49,6 +52,14 @@ pub(crate) async fn stop_all(adapters: Vec<Arc<Adapter>>) {
         }
     }))
     .await;
+}
+
+/// Lets an instance that stays ask its backend again.
+async fn refresh(adapter: &Arc<Adapter>) {
+    let asked = AssertUnwindSafe(timeout(ADAPTER_START_TIMEOUT, adapter.provider().refresh())).catch_unwind().await;
+    if !matches!(asked, Ok(Ok(()))) {
+        tracing::warn!(provider = %adapter.provider_id(), "the adapter did not refresh in time, or panicked");
+    }
 }
 
 async fn make(node: &Inner, config: ProviderConfig) -> Option<(ProviderConfig, Arc<dyn Provider>)> {

@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use iop_execution::{CancelReason, ExecutionFailure, FailureCode, Redacted};
+use iop_execution::failure::FailureStage;
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode, ProviderContacted, Redacted};
 use iop_wire::limits::{FEATURES, MAX_ENVELOPE, MAX_WINDOW, PROTO_MAX, PROTO_MIN};
 use iop_wire::{
     CloseCode, Drain, Goodbye, Heartbeat, HeartbeatAction, Hello, Incoming, LinkError, NodeConfigPayload, NodeLink,
@@ -38,6 +39,8 @@ mod outgoing;
 const GOODBYE_LINGER: Duration = Duration::from_secs(1);
 /// Time for the last terminals to be written once the drain grace has passed and everything was cancelled.
 const DRAIN_FLUSH: Duration = Duration::from_secs(1);
+/// How long a drain waits at least for requests that were on their way when it began.
+const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -121,6 +124,8 @@ struct Finished {
 #[derive(Debug)]
 struct Draining {
     deadline: Instant,
+    /// Not before: what the Edge sent before it heard of the drain is still answered.
+    settled: Instant,
     cancelled: bool,
 }
 
@@ -172,7 +177,7 @@ pub(crate) async fn serve(
     node.observer.connected();
     node.set_status(NodeStatus::Registering);
     let peer = link.peer().address;
-    tracing::info!(?peer, ordinal, "connected to the Edge");
+    tracing::info!(peer = peer.map(tracing::field::display), ordinal, "connected to the Edge");
     let outgoing = outgoing::until_goodbye(session.outbox.outgoing(), Arc::clone(&session.written));
     let mut incoming = link.start(outgoing);
     let end = match session.hello(ordinal) {
@@ -233,6 +238,9 @@ impl Session<'_> {
         }
         if let Some(draining) = &self.draining {
             due = due.min(draining.deadline);
+            if draining.settled > now() {
+                due = due.min(draining.settled);
+            }
         }
         due
     }
@@ -269,14 +277,16 @@ impl Session<'_> {
         let grace = self.node.drain_grace;
         tracing::info!(runs = self.runs.len(), grace_ms = grace.as_millis(), "draining");
         self.node.set_status(NodeStatus::Draining);
-        self.draining = Some(Draining { deadline: now() + grace, cancelled: false });
+        let now = now();
+        self.draining = Some(Draining { deadline: now + grace, settled: now + DRAIN_SETTLE, cancelled: false });
         self.control(ToEdge::Drain(Drain { deadline_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX) }))
     }
 
     /// The end, once everything that ran has ended and what it sent is written.
     fn drained(&self) -> Option<End> {
         let draining = self.draining.as_ref()?;
-        let done = self.runs.is_empty() && self.tasks.is_empty() && self.outbox.open_runs() == 0;
+        let settled = draining.cancelled || draining.settled <= now();
+        let done = settled && self.runs.is_empty() && self.tasks.is_empty() && self.outbox.open_runs() == 0;
         done.then_some(End::Shutdown { cancelled: draining.cancelled })
     }
 
@@ -339,7 +349,14 @@ impl Session<'_> {
         tracing::warn!(run = %number, problem, "the Edge sent a message of a run that can't be understood");
         match self.runs.find(number) {
             Ok(Some(handle)) => {
-                handle.stop(Stop::Fail(Box::new(ExecutionFailure::refused(FailureCode::Internal, problem))));
+                // The run may be at its provider already.
+                let (stage, contacted) = (FailureStage::Stream, ProviderContacted::Unknown);
+                handle.stop(Stop::Fail(Box::new(ExecutionFailure::new(
+                    FailureCode::Internal,
+                    stage,
+                    contacted,
+                    problem,
+                ))));
                 Ok(())
             }
             Ok(None) => Ok(()),

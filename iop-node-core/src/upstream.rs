@@ -4,7 +4,8 @@
 //! name is allowed only if it is listed, or is `localhost` where loopback is allowed: what a name resolves to is not
 //! known here, so an adapter that resolves one refuses the addresses of [`is_never_allowed`] again.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+pub use iop_execution::address::is_never_allowed;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use http::Uri;
@@ -49,9 +50,6 @@ pub enum UpstreamRefused {
 
 /// Hosts that hand out the credentials of a machine.
 const METADATA_NAMES: &[&str] = &["metadata", "metadata.google.internal", "metadata.goog", "instance-data"];
-const METADATA_V4: &[Ipv4Addr] = &[Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(192, 0, 0, 192)];
-const METADATA_V6: &[Ipv6Addr] =
-    &[Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x0254), Ipv6Addr::new(0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x0254)];
 
 impl Default for AllowUpstream {
     fn default() -> Self {
@@ -159,23 +157,6 @@ const fn width(ip: IpAddr) -> u8 {
     match ip {
         IpAddr::V4(_) => 32,
         IpAddr::V6(_) => 128,
-    }
-}
-
-/// True for link-local, metadata, unspecified, multicast and broadcast addresses: no list can allow them.
-#[must_use]
-pub fn is_never_allowed(ip: IpAddr) -> bool {
-    match ip.to_canonical() {
-        IpAddr::V4(ip) => {
-            ip.is_link_local()
-                || ip.is_unspecified()
-                || ip.is_multicast()
-                || ip.is_broadcast()
-                || METADATA_V4.contains(&ip)
-        }
-        IpAddr::V6(ip) => {
-            ip.is_unicast_link_local() || ip.is_unspecified() || ip.is_multicast() || METADATA_V6.contains(&ip)
-        }
     }
 }
 

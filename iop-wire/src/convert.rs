@@ -6,12 +6,13 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
-use crate::limits::{MAX_CONFIG_ENVELOPE, MAX_ENVELOPE, MAX_PRE_REGISTER_ENVELOPE};
+use crate::limits::{MAX_CONFIG_ENVELOPE, MAX_ENVELOPE, MAX_PRE_REGISTER_ENVELOPE, PRE_REGISTER_MESSAGES};
 use crate::link::LinkError;
 use crate::message::{RunNumber, Sequenced, ToEdge, ToNode};
 use crate::proto;
 
 mod bounds;
+mod check;
 mod dispatch;
 mod enums;
 mod envelope;
@@ -42,6 +43,14 @@ impl ConvertError {
         self
     }
 
+    /// The fault of that run, if the message has one and its number is known.
+    fn of(self, run: Option<RunNumber>) -> Self {
+        match run {
+            Some(run) if run.0 != 0 => self.in_run(run),
+            _ => self,
+        }
+    }
+
     fn into_link_error(self, seq: u64) -> LinkError {
         match self.run {
             Some(run) => LinkError::MalformedRun { seq, run, problem: self.problem },
@@ -60,6 +69,8 @@ mod sealed {
 pub trait WireMessage: Sized + Send + Sync + 'static + sealed::Sealed + Clone {
     /// Largest encoded envelope of this direction, in bytes.
     const LIMIT: usize;
+    /// Largest encoded envelope among the first [`PRE_REGISTER_MESSAGES`] of this direction, in bytes (REG-8).
+    const OPENING_LIMIT: usize;
 
     /// Largest encoded envelope of this message, in bytes (WIR-8, REG-8).
     #[must_use]
@@ -92,20 +103,14 @@ pub trait WireMessage: Sized + Send + Sync + 'static + sealed::Sealed + Clone {
     }
 
     /// Checks what the peer would check: size and ranges. For whatever comes from a caller, before it is pushed (W3): a
-    /// transport that meets a message it can't send ends the connection.
+    /// transport that meets a message it can't send ends the connection. Numbers of runs and their `n` are not looked at: the
+    /// outbox gives them when it writes.
+    ///
+    /// Messages of runs, requests included, are checked in place: no copy, no encoding.
     ///
     /// # Errors
     /// [`ConvertError`] that names what the peer would refuse.
-    fn check(&self) -> Result<(), ConvertError> {
-        let envelope = Self::into_envelope(Sequenced { seq: u64::MAX, message: self.clone() });
-        if envelope.encoded_len() > self.limit() {
-            return Err(ConvertError::new("the message is larger than allowed"));
-        }
-        match Self::from_envelope(envelope) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
+    fn check(&self) -> Result<(), ConvertError>;
 }
 
 /// Encodes straight into a transport's buffer.
@@ -124,8 +129,16 @@ pub(crate) fn encode_into<M: WireMessage, B: BufMut>(
     envelope.encode(buffer).map_err(|_| LinkError::TooLarge)
 }
 
+/// Decodes the `ordinal`-th envelope of a direction, from 1, out of a transport's buffer which holds exactly that one.
+pub(crate) fn decode_nth<M: WireMessage>(ordinal: u32, buffer: impl Buf) -> Result<Sequenced<M>, LinkError> {
+    if ordinal <= PRE_REGISTER_MESSAGES && buffer.remaining() > M::OPENING_LIMIT {
+        return Err(LinkError::TooLarge);
+    }
+    decode_from(buffer)
+}
+
 /// Decodes from a transport's buffer, which holds exactly one envelope.
-pub(crate) fn decode_from<M: WireMessage>(buffer: impl Buf) -> Result<Sequenced<M>, LinkError> {
+fn decode_from<M: WireMessage>(buffer: impl Buf) -> Result<Sequenced<M>, LinkError> {
     let length = buffer.remaining();
     if length > M::LIMIT {
         return Err(LinkError::TooLarge);
@@ -141,6 +154,7 @@ pub(crate) fn decode_from<M: WireMessage>(buffer: impl Buf) -> Result<Sequenced<
 
 impl WireMessage for ToEdge {
     const LIMIT: usize = MAX_ENVELOPE;
+    const OPENING_LIMIT: usize = MAX_PRE_REGISTER_ENVELOPE;
 
     fn limit(&self) -> usize {
         match self {
@@ -159,6 +173,10 @@ impl WireMessage for ToEdge {
         }
     }
 
+    fn check(&self) -> Result<(), ConvertError> {
+        check::to_edge(self).map_err(|error| error.of(self.run()))
+    }
+
     fn into_envelope(message: Sequenced<Self>) -> proto::Envelope {
         message.into()
     }
@@ -170,6 +188,7 @@ impl WireMessage for ToEdge {
 
 impl WireMessage for ToNode {
     const LIMIT: usize = MAX_CONFIG_ENVELOPE;
+    const OPENING_LIMIT: usize = Self::LIMIT;
 
     fn limit(&self) -> usize {
         match self {
@@ -187,6 +206,10 @@ impl WireMessage for ToNode {
             | Self::Drain(_)
             | Self::Goodbye(_) => MAX_ENVELOPE,
         }
+    }
+
+    fn check(&self) -> Result<(), ConvertError> {
+        check::to_node(self).map_err(|error| error.of(self.run()))
     }
 
     fn into_envelope(message: Sequenced<Self>) -> proto::Envelope {

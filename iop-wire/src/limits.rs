@@ -12,6 +12,8 @@ pub const MAX_ENVELOPE: usize = 64 * 1024;
 pub const MAX_CONFIG_ENVELOPE: usize = 1024 * 1024;
 /// Largest encoded envelope of a Node that has not registered yet (REG-8).
 pub const MAX_PRE_REGISTER_ENVELOPE: usize = 16 * 1024;
+/// Messages of a Node until it has registered: Hello and Register (REG-1).
+pub const PRE_REGISTER_MESSAGES: u32 = 2;
 /// Largest piece of a body (WIR-8).
 pub const MAX_CHUNK: usize = 16 * 1024;
 /// Largest text of one delta.
@@ -84,7 +86,11 @@ pub const MAX_TOKEN: usize = 1024;
 pub const MAX_PATH: usize = 8 * 1024;
 /// Largest sealed credential lease.
 pub const MAX_LEASE: usize = 16 * 1024;
-/// Largest body of a command.
+/// Most trusted issuers of credential leases (CRD-8).
+pub const MAX_LEASE_SIGNERS: usize = 8;
+/// Most credential slots in one message.
+pub const MAX_CREDENTIAL_STATES: usize = 4096;
+/// Largest body of a command, and of its answer.
 pub const MAX_COMMAND_BODY: usize = 32 * 1024;
 /// Features this build offers.
 pub const FEATURES: &[&str] = &[];

@@ -6,11 +6,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method};
 use iop_execution::{
-    AdapterKey, CancelReason, ExecutionFailure, InvalidName, NodeId, ProviderId, Redacted, RunEvent, RunId, SessionId,
-    Target, TunnelFrame,
+    AdapterKey, CancelReason, InvalidName, NodeId, ProviderId, Redacted, RunEvent, RunId, SessionId, Target,
+    TunnelFrame,
 };
 
+mod command;
+mod credential;
 mod scope;
+
+pub use command::{CapabilitiesResult, CommandRequest, CommandResponse, CommandResult, NodeCommand, TargetHealth};
+pub use credential::{CredentialScope, CredentialState, LeaseSigner};
 
 /// Session-local number of a run: given by the Edge, from 1, rising, never reused (WIR-11).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,6 +172,8 @@ pub struct Registered {
     pub node_id: NodeId,
     /// What it shall run.
     pub config: NodeConfigPayload,
+    /// Whose credential leases it takes, at most 8 (CRD-8).
+    pub trusted_lease_signers: Vec<LeaseSigner>,
 }
 
 /// Why a registration was refused, and when to come back.
@@ -440,6 +447,8 @@ pub struct DispatchHead {
     pub prompt_tokens_estimate: u32,
     /// Sealed credential lease; empty = none.
     pub credential_lease: Redacted<Bytes>,
+    /// What the lease was issued for: there with a lease, and only with one.
+    pub credential_scope: Option<Box<CredentialScope>>,
 }
 
 /// Start a normalised run; its body is the chat-completions object.
@@ -483,72 +492,23 @@ impl fmt::Debug for RequestChunk {
     }
 }
 
-/// A command of the closed set (CMD-1).
-#[derive(Debug, Clone, PartialEq)]
-pub struct CommandRequest {
-    /// Number of the command on this connection.
-    pub command_id: u64,
-    /// Opaque correlation value.
-    pub session_id: Option<SessionId>,
-    /// How long it may take, from receipt, in milliseconds.
-    pub deadline_ms: u64,
-    /// What to do.
-    pub command: NodeCommand,
-}
-
-/// What a command asks.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum NodeCommand {
-    /// Capabilities of an adapter; with a target, its health too.
-    Capabilities {
-        /// The adapter.
-        adapter: AdapterKey,
-        /// The target.
-        target: Option<Target>,
-    },
-    /// State of the Node's connection.
-    TransportStatus,
-    /// An allow-listed call of Ollama's API.
-    OllamaApi {
-        /// The adapter.
-        adapter: AdapterKey,
-        /// HTTP method.
-        method: Method,
-        /// Path.
-        path: String,
-        /// Body, at most 32 KiB.
-        body: Redacted<Bytes>,
-    },
-}
-
-/// Answer to a command.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CommandResponse {
-    /// Number of the command.
-    pub command_id: u64,
-    /// Opaque correlation value, unchanged.
-    pub session_id: Option<SessionId>,
-    /// The outcome. Only failures until commands are delivered.
-    pub outcome: Result<CommandResult, ExecutionFailure>,
-}
-
-/// What a command found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CommandResult {
-    /// State of the Node's connection.
-    TransportStatus {
-        /// Runs and tunnels in flight.
-        active_runs: u32,
-    },
-}
-
 /// A new node config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigUpdate {
     /// The config, with its revision.
     pub config: NodeConfigPayload,
+    /// Whose credential leases the Node takes from now on, at most 8 (CRD-8).
+    pub trusted_lease_signers: Vec<LeaseSigner>,
+    /// Where every slot stands that the Node may get leases of (CRD-8).
+    pub credential_states: Vec<CredentialState>,
+}
+
+impl ConfigUpdate {
+    /// A new config of a Node that gets no credential leases.
+    #[must_use]
+    pub const fn new(config: NodeConfigPayload) -> Self {
+        Self { config, trusted_lease_signers: Vec::new(), credential_states: Vec::new() }
+    }
 }
 
 /// What became of a config push: both facts in one message.

@@ -19,6 +19,7 @@ fn generate() -> String {
         // The large and rare ones: an envelope of a delta stays small.
         .boxed("iop.wire.v1.Envelope.body.run_request")
         .boxed("iop.wire.v1.Envelope.body.tunnel_request")
+        .boxed("iop.wire.v1.ExecutionFailure.stall")
         .compile_fds(descriptors)
         .expect("the code generates");
     let code = std::fs::read_to_string(directory.join("iop.wire.v1.rs")).expect("one file per package");

@@ -232,3 +232,19 @@ async fn what_iop_init_prints_works_when_pasted() {
     let mut again = Process::start(PROGRAMS.iop, &["init", "--dir", "fleet"], folder.path(), &[]);
     assert_eq!(again.exit_code().await, 2, "nothing is overwritten unasked");
 }
+
+#[test]
+fn the_code_of_the_readme_is_code_of_a_compiled_example() {
+    // BIN-1: what a newcomer copies must build
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let example = std::fs::read_to_string(root.join("examples/hello_pair.rs")).unwrap();
+    let lines: Vec<&str> = example.lines().map(str::trim).collect();
+    let block = readme.split("```rust\n").nth(1).unwrap().split("```").next().unwrap();
+    let parts: Vec<&str> = block.split("// in main:\n").collect();
+    assert_eq!(parts.len(), 2);
+    for part in parts {
+        let wanted: Vec<&str> = part.trim().lines().map(str::trim).collect();
+        assert!(wanted.len() > 10 && lines.windows(wanted.len()).any(|window| window == wanted), "{part}");
+    }
+}

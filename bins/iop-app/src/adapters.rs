@@ -1,6 +1,5 @@
 //! Decides which adapter runs which kind of backend.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,7 +65,6 @@ fn openai_compat(config: &ProviderConfig) -> Result<Arc<dyn Provider>, AdapterBu
     if config.terminal_linger_ms > 0 {
         settings.terminal_linger = Duration::from_millis(config.terminal_linger_ms);
     }
-    settings.max_concurrency = NonZeroU32::new(config.capacity);
     let adapter = OpenAiCompat::new(settings).map_err(|error| {
         let cause =
             std::error::Error::source(&error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));

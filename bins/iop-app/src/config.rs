@@ -2,6 +2,7 @@
 
 pub mod edge;
 pub mod exposure;
+pub mod link;
 pub mod node;
 pub mod problem;
 pub mod schema;

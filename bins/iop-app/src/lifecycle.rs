@@ -52,6 +52,12 @@ fn say(edge: &Edge, event: &EdgeNodeEvent) {
             _ => tracing::warn!(%node, %code, "node disconnected"),
         },
         EdgeNodeEvent::NotReady { node, code } => tracing::warn!(%node, %code, "node left before it was ready"),
+        EdgeNodeEvent::RateLimited { retry_after } => {
+            tracing::warn!(
+                retry_after_ms = retry_after.as_millis(),
+                "a registration was put off: too many have failed"
+            );
+        }
         EdgeNodeEvent::Refused { .. } => {}
         #[allow(unreachable_patterns, reason = "the list may grow")]
         _ => {}

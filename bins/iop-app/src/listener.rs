@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
+use hyper::service::Service as _;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,11 +23,13 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
 mod guard;
+mod head;
 mod sniff;
 #[cfg(test)]
 mod tests;
 
 use guard::Guarded;
+use head::{Answering, Heads, Turns};
 use sniff::{Version, sniff};
 
 use crate::shutdown::Shutdown;
@@ -47,6 +50,8 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 const H2_PING_EVERY: Duration = Duration::from_secs(30);
 /// An HTTP/2 peer that answers no ping for that long is gone.
 const H2_PING_WAIT: Duration = Duration::from_secs(20);
+/// A client that pools connections must not find most of them closed; one that keeps many idle must not hold them for ever.
+const IDLE_TIME: Duration = Duration::from_secs(75);
 /// Wait after the operating system refused to accept (too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -57,8 +62,10 @@ pub struct Limits {
     pub connections: usize,
     /// Connections per address.
     pub connections_per_address: usize,
-    /// For the headers of a request, and between two requests of one HTTP/1.1 connection.
+    /// For the first byte of a connection, and for the headers of an HTTP/1.1 request from their first byte. Default: 10 s.
     pub header_time: Duration,
+    /// Between two requests of one HTTP/1.1 connection. Default: 75 s.
+    pub idle_time: Duration,
     /// For a TLS handshake.
     pub handshake_time: Duration,
     /// A client that reads nothing for that long is cut.
@@ -71,6 +78,7 @@ impl Default for Limits {
             connections: 4096,
             connections_per_address: 256,
             header_time: Duration::from_secs(10),
+            idle_time: IDLE_TIME,
             handshake_time: Duration::from_secs(5),
             write_stall: Duration::from_secs(60),
         }
@@ -206,14 +214,21 @@ where
         tracing::debug!("a peer sent no request in time");
         return;
     };
-    let io = TokioIo::new(sniff::Prefixed::new(prefix, io));
+    let io = sniff::Prefixed::new(prefix, io);
     let service = TowerToHyperService::new(service);
     let ended = match version {
         Version::Http1 => {
+            let turns = Turns::default();
+            let io = TokioIo::new(Heads::new(io, turns.clone(), limits.header_time));
+            let service = hyper::service::service_fn(move |request| {
+                let (turn, answer) = (turns.begin(), service.call(request));
+                async move { Ok::<_, S::Error>(answer.await?.map(|body| Answering::new(body, turn))) }
+            });
             let mut builder = hyper::server::conn::http1::Builder::new();
             builder
                 .timer(TokioTimer::new())
-                .header_read_timeout(limits.header_time)
+                // Counts from the end of the answer before, so it is the wait between two requests.
+                .header_read_timeout(limits.idle_time)
                 .max_headers(MAX_HEADERS)
                 .max_header_size(MAX_HEADER_BYTES)
                 .max_buf_size(MAX_BUFFER_BYTES);
@@ -238,7 +253,7 @@ where
                 .max_send_buf_size(MAX_BUFFER_BYTES)
                 .keep_alive_interval(H2_PING_EVERY)
                 .keep_alive_timeout(H2_PING_WAIT);
-            let mut connection = std::pin::pin!(builder.serve_connection(io, service));
+            let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
             tokio::select! {
                 ended = connection.as_mut() => ended,
                 () = stop.cancelled() => {

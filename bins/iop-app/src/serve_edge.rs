@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use iop_wire::link::grpc::serve_edge;
+use iop_wire::link::grpc::{Congestion, GrpcListener};
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
@@ -26,6 +26,7 @@ pub struct BoundEdge {
     admin: HttpListener,
     nodes: TcpListener,
     nodes_tls: Option<std::sync::Arc<rustls::ServerConfig>>,
+    congestion: Congestion,
     /// Where clients connect.
     pub openai_address: SocketAddr,
     /// Where Nodes connect.
@@ -94,6 +95,7 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
         admin,
         nodes,
         nodes_tls,
+        congestion: config.link.congestion.into(),
     })
 }
 
@@ -106,18 +108,18 @@ impl BoundEdge {
 
     /// Serves until `shutdown`.
     pub async fn serve(self, shutdown: Shutdown) {
-        let Self { runtime, openai, admin, nodes, nodes_tls, .. } = self;
+        let Self { runtime, openai, admin, nodes, nodes_tls, congestion, .. } = self;
         let (links, edge) = (TaskTracker::new(), runtime.edge().clone());
         let accept = tokio_util::sync::CancellationToken::new();
         let spawn = links.clone();
-        let accepting = tokio::spawn(serve_edge(
-            nodes,
-            nodes_tls,
-            move |link| {
-                spawn.spawn(edge.attach(link));
-            },
-            accept.clone(),
-        ));
+        let mut listener = GrpcListener::new(nodes).with_congestion(congestion);
+        if let Some(tls) = nodes_tls {
+            listener = listener.with_tls(tls);
+        }
+        let attach = move |link| {
+            spawn.spawn(edge.attach(link));
+        };
+        let accepting = tokio::spawn(listener.serve(attach, accept.clone()));
         runtime.serve(openai, Some(admin), shutdown, shutting_down).await;
         // After Goodbye; the engine refuses Nodes since the shutdown began.
         accept.cancel();

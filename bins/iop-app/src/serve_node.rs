@@ -27,10 +27,12 @@ pub fn connector(settings: &NodeSettings) -> Result<Arc<dyn Connector>, Failure>
     let edge = &settings.edge;
     let wrong = |error: iop_wire::ConnectError| Failure::usage(error.to_string());
     if !edge.tls {
-        return Ok(Arc::new(GrpcConnector::plaintext(edge.dial.as_str()).map_err(wrong)?));
+        let plain = GrpcConnector::plaintext(edge.dial.as_str()).map_err(wrong)?;
+        return Ok(Arc::new(plain.with_congestion(settings.congestion.into())));
     }
     let config = tls::node_client(settings.ca.as_deref()).map_err(|error| Failure::usage(error.to_string()))?;
-    Ok(Arc::new(GrpcConnector::tls(edge.dial.as_str(), config, Some(&edge.tls_name)).map_err(wrong)?))
+    let connector = GrpcConnector::tls(edge.dial.as_str(), config, Some(&edge.tls_name)).map_err(wrong)?;
+    Ok(Arc::new(connector.with_congestion(settings.congestion.into())))
 }
 
 /// The Node of these settings.

@@ -10,7 +10,7 @@ use iop_adapters::http::Origin;
 use iop_adapters::{DemoPace, OpenAiCompat, OpenAiCompatConfig};
 use iop_edge_core::api::Engine as _;
 use iop_edge_core::catalog::{Catalog, NodeEntry, ProviderEntry};
-use iop_edge_core::openai::{ApiKeys, NewApiKey, OpenAiConfig};
+use iop_edge_core::openai::{ApiKeys, OpenAiConfig};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_execution::{NodeId, Redacted};
 use iop_node_core::{AllowUpstream, Node, NodeError};
@@ -239,10 +239,10 @@ fn access(options: &UpOptions, wanted: SocketAddr) -> Result<Access, Failure> {
         Some(key) => Ok(Access::Given(Redacted::new(key.to_owned()))),
         None if is_loopback(wanted) => Ok(Access::Open),
         None => {
-            let key = NewApiKey::generate();
+            let key = Token::generate(TokenKind::ApiKey);
             let key =
                 key.map_err(|error| Failure::fatal(format!("the operating system gives no randomness: {error}")))?;
-            Ok(Access::Made(Redacted::new(key.key().to_owned())))
+            Ok(Access::Made(Redacted::new(key.reveal())))
         }
     }
 }

@@ -134,6 +134,10 @@ impl Provider for Fault {
         self.inner.start().await
     }
 
+    async fn refresh(&self) {
+        self.inner.refresh().await;
+    }
+
     async fn stop(&self) {
         self.inner.stop().await;
     }

@@ -68,6 +68,10 @@ impl Provider for Limit {
         self.inner.start().await
     }
 
+    async fn refresh(&self) {
+        self.inner.refresh().await;
+    }
+
     async fn stop(&self) {
         self.inner.stop().await;
     }

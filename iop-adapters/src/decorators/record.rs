@@ -152,6 +152,10 @@ impl Provider for Record {
         self.inner.start().await
     }
 
+    async fn refresh(&self) {
+        self.inner.refresh().await;
+    }
+
     async fn stop(&self) {
         self.inner.stop().await;
     }

@@ -1,29 +1,29 @@
-//! Decides how the HTTP client is set up: only what an adapter asked for happens on the wire.
+//! Decides how a call uses a connection: one request, heard from its first byte on, never sent again.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use async_trait::async_trait;
-use futures_util::StreamExt;
-use http::HeaderValue;
-use http::header::CONTENT_LENGTH;
-use iop_execution::RequestBody;
-use rustls::{ClientConfig, RootCertStore};
+use bytes::BytesMut;
 
+use super::body::{Body, poll_read};
+use super::connect::Dialer;
+use super::head::{self, AnswerHead, HeadReader};
+use super::pool::Pool;
+use super::socket::Socket;
+use super::upload::{Upload, UploadError};
 use super::{Origin, Upstream, UpstreamError, UpstreamRequest, UpstreamResponse};
 
-/// How long a connection may take to open. The only timer of the client: how long an answer may take is the run's matter.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an idle connection is kept. Below the 5 s after which common model servers close theirs, so that a request is
-/// not sent into a connection that is just being closed.
-const POOL_IDLE: Duration = Duration::from_secs(4);
-
 /// The HTTP client of one adapter instance, with its own connections.
-#[derive(Debug)]
+///
+/// It has no task: a call, and then the body of its answer, drives its connection.
 pub struct HttpClient {
-    client: reqwest::Client,
     origin: Origin,
+    dialer: Dialer,
+    pool: Arc<Pool>,
 }
 
 /// The client could not be set up.
@@ -33,9 +33,9 @@ pub enum HttpClientError {
     /// TLS.
     #[error("TLS could not be set up")]
     Tls(#[source] rustls::Error),
-    /// Anything else.
-    #[error("the HTTP client could not be set up")]
-    Client(#[source] reqwest::Error),
+    /// The host of an `https` URL.
+    #[error("the host can't be in a certificate")]
+    HostName,
 }
 
 impl HttpClient {
@@ -44,100 +44,101 @@ impl HttpClient {
     /// # Errors
     /// [`HttpClientError`].
     pub fn new(origin: Origin) -> Result<Self, HttpClientError> {
-        let client = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls(&origin)?)
-            .http1_only()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .referer(false)
-            .tcp_nodelay(true)
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(POOL_IDLE)
-            .build()
-            .map_err(HttpClientError::Client)?;
-        Ok(Self { client, origin })
+        Ok(Self { dialer: Dialer::new(&origin)?, origin, pool: Arc::default() })
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_roots(origin: Origin, roots: Arc<rustls::RootCertStore>) -> Result<Self, HttpClientError> {
+        Ok(Self { dialer: Dialer::with_roots(&origin, roots)?, origin, pool: Arc::default() })
+    }
+
+    #[cfg(test)]
+    pub(super) fn idle(&self) -> usize {
+        self.pool.len()
     }
 }
 
-/// The system's root certificates, or Mozilla's where the system has none; loaded once, and only for `https`.
-fn tls(origin: &Origin) -> Result<ClientConfig, HttpClientError> {
-    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
-    let roots = if origin.is_https() {
-        Arc::clone(ROOTS.get_or_init(|| {
-            let mut roots = RootCertStore::empty();
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            if roots.is_empty() {
-                roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-            }
-            Arc::new(roots)
-        }))
-    } else {
-        Arc::new(RootCertStore::empty())
-    };
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    Ok(ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(HttpClientError::Tls)?
-        .with_root_certificates(roots)
-        .with_no_client_auth())
+impl fmt::Debug for HttpClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpClient").field("origin", &self.origin).finish_non_exhaustive()
+    }
 }
 
 #[async_trait]
 impl Upstream for HttpClient {
     async fn send(&self, request: UpstreamRequest) -> Result<UpstreamResponse, UpstreamError> {
         let UpstreamRequest { method, path, headers, body } = request;
-        let aborted = Arc::new(AtomicBool::new(false));
-        let has_body = !body.is_empty();
-        let mut call = self.client.request(method, self.origin.url(path)).headers(headers);
-        if has_body {
-            call = call.header(CONTENT_LENGTH, HeaderValue::from(body.len())).body(sent_body(body, &aborted));
-        }
-        let response = call.send().await.map_err(|error| {
-            if aborted.load(Ordering::Acquire) {
-                UpstreamError::RequestBody
-            } else if error.is_connect() || error.is_builder() {
-                UpstreamError::Connect(error.without_url().into())
-            } else {
-                UpstreamError::Broken(error.without_url().into())
+        let head = head::request(&self.origin, &method, path, &headers, body.len());
+        let socket = match self.pool.take() {
+            Some(socket) => socket,
+            None => self.dialer.connect().await.map_err(|error| UpstreamError::Connect(error.into()))?,
+        };
+        let mut exchange = Exchange {
+            socket,
+            upload: Some(Upload::new(head, body)),
+            write_error: None,
+            buffer: BytesMut::new(),
+            reader: HeadReader::new(&method),
+        };
+        let head = poll_fn(|cx| exchange.poll_head(cx)).await?;
+        Ok(exchange.respond(head, &self.pool))
+    }
+}
+
+/// The connection closed before an answer began or its head was complete.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection closed without an answer")]
+struct NoAnswer;
+
+/// A request on its connection, until the head of the answer is here.
+struct Exchange {
+    socket: Socket,
+    upload: Option<Upload>,
+    write_error: Option<io::Error>,
+    buffer: BytesMut,
+    reader: HeadReader,
+}
+
+impl Exchange {
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<AnswerHead, UpstreamError>> {
+        if let Some(upload) = &mut self.upload {
+            match upload.poll(&mut self.socket, cx) {
+                Poll::Ready(Ok(())) => self.upload = None,
+                Poll::Ready(Err(UploadError::Body)) => return Poll::Ready(Err(UpstreamError::RequestBody)),
+                // A server that has heard enough answers and closes: the answer counts.
+                Poll::Ready(Err(UploadError::Write(error))) => {
+                    self.upload = None;
+                    self.write_error = Some(error);
+                }
+                Poll::Pending => {}
             }
-        })?;
-        Ok(UpstreamResponse {
-            status: response.status(),
-            headers: response.headers().clone(),
-            body: Box::pin(
-                response
-                    .bytes_stream()
-                    .map(|read| read.map_err(|error| UpstreamError::Broken(error.without_url().into()))),
-            ),
-        })
-    }
-}
-
-fn sent_body(body: RequestBody, aborted: &Arc<AtomicBool>) -> reqwest::Body {
-    if let Some(bytes) = body.as_full() {
-        return reqwest::Body::from(bytes.clone());
-    }
-    let aborted = Arc::clone(aborted);
-    reqwest::Body::wrap_stream(body.inspect(move |chunk| {
-        if chunk.is_err() {
-            aborted.store(true, Ordering::Release);
         }
-    }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_can_be_set_up_for_either_scheme_without_a_process_wide_provider() {
-        // ADP-1: TLS brings its own crypto, so nothing needs to be installed first
-        for (url, https) in [("http://127.0.0.1:1", false), ("https://127.0.0.1:1", true)] {
-            let origin = Origin::parse(url).unwrap();
-            assert!(tls(&origin).is_ok());
-            assert_eq!(origin.is_https(), https);
-            assert!(!format!("{:?}", HttpClient::new(origin).unwrap()).is_empty());
+        loop {
+            let buffer = &mut self.buffer;
+            let read = ready!(poll_read(&mut self.socket, cx, |input| {
+                buffer.extend_from_slice(input);
+                input.len()
+            }));
+            match (read, self.write_error.take()) {
+                (Ok(1..), error) => self.write_error = error,
+                (Ok(0) | Err(_), Some(error)) => return Poll::Ready(Err(UpstreamError::Broken(error.into()))),
+                (Ok(0), None) => return Poll::Ready(Err(UpstreamError::Broken(NoAnswer.into()))),
+                (Err(error), None) => return Poll::Ready(Err(error)),
+            }
+            let head = self.reader.next(buffer).map_err(|error| UpstreamError::Broken(error.into()))?;
+            if let Some(head) = head {
+                return Poll::Ready(Ok(head));
+            }
         }
+    }
+
+    fn respond(self, head: AnswerHead, pool: &Arc<Pool>) -> UpstreamResponse {
+        let AnswerHead { status, headers, framing, keep_alive } = head;
+        let refused = status.is_client_error() || status.is_server_error();
+        // Who refuses a request need not hear the rest of it.
+        let keep_alive = keep_alive && self.write_error.is_none() && !(refused && self.upload.is_some());
+        let upload = self.upload.filter(|_| !refused);
+        let body = Body::new(self.socket, Arc::clone(pool), framing, self.buffer, upload, keep_alive);
+        UpstreamResponse { status, headers, body: Box::pin(body) }
     }
 }

@@ -5,11 +5,17 @@ use std::fmt;
 use http::Uri;
 use http::uri::Scheme;
 
+const HTTP_PORT: u16 = 80;
+const HTTPS_PORT: u16 = 443;
+
 /// A backend's origin, and the path prefix below which its API lives.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Origin {
     https: bool,
     authority: String,
+    /// Without the brackets of an IPv6 address.
+    host: String,
+    port: u16,
     prefix: String,
 }
 
@@ -57,13 +63,22 @@ impl Origin {
         if authority.host().is_empty() {
             return Err(InvalidOrigin::NotAUrl);
         }
+        let default = if https { HTTPS_PORT } else { HTTP_PORT };
+        let port = match authority.as_str().get(authority.host().len()..).unwrap_or_default() {
+            "" | ":" => default,
+            port => port.strip_prefix(':').and_then(|port| port.parse().ok()).ok_or(InvalidOrigin::NotAUrl)?,
+        };
+        // A default port is not repeated to the server: some compare.
+        let name = authority.host().to_ascii_lowercase();
+        let authority = if port == default { name.clone() } else { format!("{name}:{port}") };
+        let host = name.trim_start_matches('[').trim_end_matches(']').to_owned();
         let path = uri.path().trim_end_matches('/');
         let prefix = path.strip_suffix("/v1").unwrap_or(path);
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'.' | b'~' | b':');
         if !prefix.bytes().all(plain) || prefix.contains("..") || prefix.contains("//") {
             return Err(InvalidOrigin::Path);
         }
-        Ok(Self { https, authority: authority.as_str().to_owned(), prefix: prefix.to_owned() })
+        Ok(Self { https, authority, host, port, prefix: prefix.to_owned() })
     }
 
     /// True for `https`.
@@ -72,16 +87,31 @@ impl Origin {
         self.https
     }
 
-    /// The URL of a path on this backend.
-    pub(crate) fn url(&self, path: &str) -> String {
-        let scheme = if self.https { "https" } else { "http" };
-        format!("{scheme}://{}{}{path}", self.authority, self.prefix)
+    /// The host to connect to, an IPv6 address without brackets.
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port to connect to.
+    pub(super) const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What goes before every path.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The value of the `host` header.
+    pub(super) fn host_header(&self) -> &str {
+        &self.authority
     }
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.url(""))
+        let scheme = if self.https { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority, self.prefix)
     }
 }
 
@@ -105,10 +135,16 @@ mod tests {
             ("http://[::1]:8080/v1/", "http://[::1]:8080"),
             ("https://host/api/v1", "https://host/api"),
             ("HTTP://host", "http://host"),
+            ("http://HOST:80", "http://host"),
+            ("https://host:443/", "https://host"),
+            ("https://host:80", "https://host:80"),
         ] {
             assert_eq!(Origin::parse(text).map(|origin| origin.to_string()), Ok(want.to_owned()), "{text}");
         }
-        assert_eq!(Origin::parse("https://host/api/v1").unwrap().url("/v1/models"), "https://host/api/v1/models");
+        let parts = |text| Origin::parse(text).map(|origin| (origin.host().to_owned(), origin.port()));
+        assert_eq!(parts("https://host/api/v1"), Ok(("host".to_owned(), 443)));
+        assert_eq!(parts("http://[::1]"), Ok(("::1".to_owned(), 80)));
+        assert_eq!(parts("http://[::1]:8080"), Ok(("::1".to_owned(), 8080)));
     }
 
     #[test]
@@ -126,6 +162,7 @@ mod tests {
             ("http://host//a", InvalidOrigin::Path),
             ("http://host/%2e", InvalidOrigin::Path),
             ("http://host/a@b", InvalidOrigin::Path),
+            ("http://host:99999", InvalidOrigin::NotAUrl),
         ] {
             let error = Origin::parse(text).unwrap_err();
             assert_eq!(error, want, "{text}");

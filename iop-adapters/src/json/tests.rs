@@ -77,8 +77,8 @@ fn escapes_and_keys_are_read_as_clients_read_them() {
             Ok(())
         })
         .unwrap();
-    assert_eq!(found[0], ("a".to_owned(), Some("x\né😀".into())));
-    assert_eq!(found[1], ("b".to_owned(), None));
+    assert_eq!(found[0], (b"a".to_vec(), Some("x\né😀".into())));
+    assert_eq!(found[1], (b"b".to_vec(), None));
 }
 
 fn json() -> impl Strategy<Value = serde_json::Value> {

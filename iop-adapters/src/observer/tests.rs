@@ -205,7 +205,9 @@ proptest! {
         if !body.contains(&b'\r') {
             prop_assert_eq!(cut.events(), whole.events(), "{}", case.name);
         }
-        prop_assert_eq!(cut.bytes().strip_suffix(b"\n").map(<[u8]>::to_vec), whole.bytes().strip_suffix(b"\n").map(<[u8]>::to_vec));
+        // The LF of a CRLF that ends the body may stay unread.
+        let trim = |bytes: &[u8]| bytes.strip_suffix(b"\n").unwrap_or(bytes).to_vec();
+        prop_assert_eq!(trim(&cut.bytes()), trim(&whole.bytes()));
         prop_assert_eq!((cut.usage, cut.end), (whole.usage, whole.end), "{}", case.name);
         prop_assert!(body.starts_with(&cut.bytes()));
         let ok = whole.end.is_none();

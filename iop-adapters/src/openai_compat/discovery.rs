@@ -63,8 +63,8 @@ impl Discovery {
         let (mut slots, mut context) = (None, None);
         let read = Scanner::new(props).object(|scan, key| {
             match key {
-                "total_slots" => slots = scan.count()?,
-                "default_generation_settings" => context = context_field(scan)?,
+                b"total_slots" => slots = scan.count()?,
+                b"default_generation_settings" => context = context_field(scan)?,
                 _ => scan.skip()?,
             }
             Ok(())
@@ -91,7 +91,7 @@ fn models(list: &[u8]) -> Scanned<Listed> {
         return Err(crate::json::NotJson);
     }
     scan.object(|scan, key| match key {
-        "data" => scan.array(|scan| {
+        b"data" => scan.array(|scan| {
             let (target, llama_cpp) = model(scan)?;
             listed.llama_cpp |= llama_cpp;
             listed.targets.extend(target.filter(|_| listed.targets.len() < MAX_TARGETS));
@@ -107,14 +107,14 @@ fn model(scan: &mut Scanner<'_>) -> Scanned<(Option<TargetInfo>, bool)> {
     let (mut id, mut context, mut llama_cpp) = (None, None, false);
     scan.object(|scan, key| {
         match key {
-            "id" => id = scan.text()?.and_then(|id| id.get()),
-            "owned_by" => llama_cpp = scan.text()?.is_some_and(|owner| owner.is("llamacpp")),
+            b"id" => id = scan.text()?.and_then(|id| id.get()),
+            b"owned_by" => llama_cpp = scan.text()?.is_some_and(|owner| owner.is("llamacpp")),
             // vLLM; OpenRouter and others; LM Studio.
-            "max_model_len" | "context_length" | "max_context_length" => {
+            b"max_model_len" | b"context_length" | b"max_context_length" => {
                 let tokens = scan.count()?;
                 context = context.or(tokens);
             }
-            "meta" => context = context_field(scan)?.or(context),
+            b"meta" => context = context_field(scan)?.or(context),
             _ => scan.skip()?,
         }
         Ok(())
@@ -129,8 +129,8 @@ fn context_field(scan: &mut Scanner<'_>) -> Scanned<Option<u64>> {
     let (mut running, mut trained) = (None, None);
     scan.object(|scan, key| {
         match key {
-            "n_ctx" => running = scan.count()?,
-            "n_ctx_train" => trained = scan.count()?,
+            b"n_ctx" => running = scan.count()?,
+            b"n_ctx_train" => trained = scan.count()?,
             _ => scan.skip()?,
         }
         Ok(())

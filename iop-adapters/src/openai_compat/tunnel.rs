@@ -1,18 +1,15 @@
 //! Decides how a raw exchange passes: the head when the server's head came, the body as it comes, the end when it is one.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use iop_execution::failure::FailureStage;
-use iop_execution::{BodySink, FrameFlags, HeadSink, ProviderError, RequestBody, TunnelEnd, TunnelRequest, Usage};
-use memchr::memmem;
+use iop_execution::{BodySink, FrameFlags, HeadSink, ProviderError, TunnelEnd, TunnelRequest, Usage};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Media, OpenAiCompat, Refusal, asked_choices, failed, in_prefill, media};
+use super::choices::Choices;
+use super::{Media, OpenAiCompat, Refusal, failed, in_prefill, media};
 use crate::http::UpstreamResponse;
 use crate::observer::{FRAME_BYTES, Observer, Seen};
 use crate::{chunk, complaint, rules};
@@ -61,46 +58,6 @@ async fn refused(refusal: Refusal, head: HeadSink) -> ProviderError {
     match passed.await {
         Ok(()) => error,
         Err(fenced) => fenced,
-    }
-}
-
-/// How many choices were asked for, as far as that is known.
-enum Choices {
-    Known(u32),
-    /// The body passed in pieces; true if one of them may say `n`.
-    Streamed(Arc<AtomicBool>),
-}
-
-impl Choices {
-    const NAME: &[u8] = b"\"n\"";
-
-    fn of(body: RequestBody) -> (RequestBody, Self) {
-        if body.as_full().is_some() {
-            let choices = asked_choices(body.as_full());
-            return (body, Self::Known(choices));
-        }
-        let named = Arc::new(AtomicBool::new(false));
-        let (seen, length) = (Arc::clone(&named), body.len());
-        let mut tail = Vec::new();
-        let watched = body.inspect(move |chunk| {
-            let Ok(chunk) = chunk else { return };
-            tail.extend_from_slice(chunk.get(..Self::NAME.len() - 1).unwrap_or(chunk));
-            if memmem::find(chunk, Self::NAME).is_some() || memmem::find(&tail, Self::NAME).is_some() {
-                seen.store(true, Ordering::Release);
-            }
-            let last = chunk.len().saturating_sub(Self::NAME.len() - 1);
-            tail.clear();
-            tail.extend_from_slice(chunk.get(last..).unwrap_or_default());
-        });
-        (RequestBody::chunks(length, watched), Self::Streamed(named))
-    }
-
-    /// The number, where it is certain. The answer has begun: the request has passed.
-    fn certain(&self) -> Option<u32> {
-        match self {
-            Self::Known(choices) => Some(*choices),
-            Self::Streamed(named) => (!named.load(Ordering::Acquire)).then_some(1),
-        }
     }
 }
 

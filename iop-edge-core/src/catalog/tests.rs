@@ -72,3 +72,39 @@ fn every_mistake_is_named() {
     }
     assert!(matches!(base().node(stalling).build(), Err(CatalogError::StallTimeout { .. })));
 }
+
+#[test]
+fn a_config_that_its_node_can_not_be_told_is_refused() {
+    // WIR-8, WIR-15
+    let many = |count: usize| {
+        let mut node = node_entry("n3", &[]);
+        node.providers = (0..count).map(|at| ProviderEntry::new(provider_config(&format!("p{at}"), 1, 0))).collect();
+        node
+    };
+    let id = NodeId::new("n3").unwrap();
+    assert!(base().node(many(MAX_LIST)).build().is_ok());
+    let refused = base().node(many(MAX_LIST + 1)).build().map(|_| ());
+    assert_eq!(refused, Err(CatalogError::TooManyProviders(id.clone())));
+    let mut off = many(MAX_LIST + 1);
+    off.providers[0].enabled = false;
+    assert!(base().node(off).build().is_ok(), "a provider that is off is not told");
+
+    let with = |change: &dyn Fn(&mut ProviderConfig)| {
+        let mut node = many(1);
+        change(&mut node.providers[0].config);
+        base().node(node).build().map(|_| ())
+    };
+    let targets = |count, len| {
+        move |config: &mut ProviderConfig| {
+            config.targets = (0..count).map(|at| Target::new(format!("{at:0len$}")).unwrap()).collect();
+        }
+    };
+    assert_eq!(with(&targets(MAX_TARGETS, 4)), Ok(()));
+    assert_eq!(with(&targets(MAX_TARGETS + 1, 4)), Err(CatalogError::TooManyTargets(provider("p0"))));
+    let problem = "the message is larger than allowed";
+    let too_large = CatalogError::NodeConfig { node: id.clone(), problem };
+    assert_eq!(with(&targets(MAX_TARGETS, 256)), Err(too_large));
+    let problem = "base_url is no valid text";
+    let long_url = with(&|config| config.base_url = "x".repeat(8 * 1024 + 1));
+    assert_eq!(long_url, Err(CatalogError::NodeConfig { node: id, problem }));
+}

@@ -20,6 +20,7 @@ use crate::driver::run::{LocalEnd, Piece, Received, Run};
 use crate::driver::shared::{Shared, now};
 use crate::observe::{Observation, Violation};
 use crate::state::{ConnectionId, RETRY_CROWDED};
+use crate::wake::Wakers;
 
 /// What others need of a connection while its task runs.
 pub(crate) struct Connection {
@@ -359,7 +360,9 @@ impl Session {
         self.shared.observe(&Observation::Violated { violation });
         if terminal {
             self.release(run);
-            run.end(LocalEnd::Violated, now());
+            let mut wakers = Wakers::default();
+            run.end(LocalEnd::Violated, now(), &mut wakers);
+            wakers.wake();
         } else {
             self.shared.with(|core, now| {
                 core.end_as(run.attempt, CancelReason::Withdrawn, LocalEnd::Violated, now);

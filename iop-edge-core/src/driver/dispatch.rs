@@ -6,15 +6,19 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use iop_execution::{CancelReason, ExecutionFailure, FailureCode, Redacted, RunId};
+use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::INITIAL_WINDOW;
 use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
 use tokio::sync::oneshot;
 
 use crate::api::{Admitted, Destination, Output, Payload, Submit, SubmitError, Submitted, WireKind};
 use crate::driver::run::{Piece, Run, RunIdentity, cancelled, failed};
-use crate::driver::shared::Shared;
+use crate::driver::shared::{Shared, now};
 use crate::driver::stream::{Source, ended};
 use crate::state::{Admission, Ask, AttemptId, Grant, PreSendEnd};
+
+/// Longest HTTP method of a tunnel: none that is registered is longer, and no other part of a request is unbounded.
+const MAX_METHOD: usize = 32;
 
 /// What the owner of an attempt holds until it is dispatched. Dropping it takes the waiter out of its queue, or gives the
 /// place back (LEA-7).
@@ -112,14 +116,19 @@ async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), Su
 
 fn dispatch(shared: &Arc<Shared>, request: &Submit, grant: &Grant, payload: Payload) -> Result<Output, SubmitError> {
     let (payload, body) = split(payload, grant.wire)?;
+    let window = shared.pool.window();
+    let message = payload.into_message(head(request, grant, body.len(), window, now()));
+    let legal = check(&message);
     let opened = shared.with(|core, now| {
         let id = core.state.dispatch(grant.attempt, now)?;
+        if let Err(problem) = legal {
+            core.state.handle_withdrawn(grant.attempt, now);
+            return Err(Unsent::Refused(problem));
+        }
         let Some(connection) = core.connections.get(&id).map(Arc::clone) else {
             core.state.handle_withdrawn(grant.attempt, now);
-            return Err(PreSendEnd::Disconnected);
+            return Err(Unsent::Ended(PreSendEnd::Disconnected));
         };
-        let window = shared.pool.window();
-        let message = payload.into_message(head(request, grant, body.len(), window, now));
         let run = connection.open(message, INITIAL_WINDOW, |key| {
             let identity = RunIdentity { attempt: grant.attempt, run_id: grant.run_id, key, wire: grant.wire };
             Arc::new(Run::new(identity, window, Arc::clone(&connection), Arc::clone(shared), now))
@@ -134,18 +143,36 @@ fn dispatch(shared: &Arc<Shared>, request: &Submit, grant: &Grant, payload: Payl
             let _more = source.poll_body(&mut Context::from_waker(Waker::noop()));
             source.into_output(grant.run_id, grant.wire)
         }
-        Err(end) => ended(grant.run_id, pre_send(end, grant.wire)),
+        Err(unsent) => ended(grant.run_id, pre_send(unsent, grant.wire)),
     })
 }
 
+/// Why an admitted request was not sent.
+enum Unsent {
+    /// Its attempt was over.
+    Ended(PreSendEnd),
+    /// Its Node would close the connection over it; the text names a part of the request (W3).
+    Refused(&'static str),
+}
+
+impl From<PreSendEnd> for Unsent {
+    fn from(end: PreSendEnd) -> Self {
+        Self::Ended(end)
+    }
+}
+
 /// How an attempt ends that could not be sent: after admission everything is a terminal (EDG-1).
-fn pre_send(end: PreSendEnd, wire: WireKind) -> Piece {
-    match end {
-        PreSendEnd::Cancelled => cancelled(wire, CancelReason::Client),
-        PreSendEnd::Deadline => cancelled(wire, CancelReason::EdgeDeadline),
-        PreSendEnd::Disconnected => {
+fn pre_send(unsent: Unsent, wire: WireKind) -> Piece {
+    match unsent {
+        Unsent::Ended(PreSendEnd::Cancelled) => cancelled(wire, CancelReason::Client),
+        Unsent::Ended(PreSendEnd::Deadline) => cancelled(wire, CancelReason::EdgeDeadline),
+        Unsent::Ended(PreSendEnd::Disconnected) => {
             let message = "the connection to the node ended before the request was sent";
             failed(wire, 1, ExecutionFailure::refused(FailureCode::Disconnected, message))
+        }
+        Unsent::Refused(problem) => {
+            let message = format!("the request can't be sent: {problem}");
+            failed(wire, 1, ExecutionFailure::refused(FailureCode::Internal, message))
         }
     }
 }
@@ -168,6 +195,16 @@ impl Request {
             }),
         }
     }
+}
+
+/// Whether the Node would take this. A message that it would not costs the whole connection once it is pushed (W3).
+fn check(message: &ToNode) -> Result<(), &'static str> {
+    if let ToNode::Tunnel(request) = message
+        && request.method.as_str().len() > MAX_METHOD
+    {
+        return Err("method is too long");
+    }
+    message.check().map_err(|error| error.problem)
 }
 
 fn split(payload: Payload, wire: WireKind) -> Result<(Request, Bytes), SubmitError> {
@@ -199,5 +236,6 @@ fn head(request: &Submit, grant: &Grant, body_len: usize, window: u32, now: Inst
         window,
         prompt_tokens_estimate: request.prompt_tokens_estimate,
         credential_lease: Redacted::new(Bytes::new()),
+        credential_scope: None,
     }
 }

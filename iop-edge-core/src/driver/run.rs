@@ -19,6 +19,7 @@ use crate::driver::shared::Shared;
 use crate::events::RunNotice;
 use crate::observe::Violation;
 use crate::state::AttemptId;
+use crate::wake::Wakers;
 
 /// One message of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +33,27 @@ impl Piece {
         match self {
             Self::Event(event) => event.kind.is_terminal(),
             Self::Frame(frame) => frame.is_terminal(),
+        }
+    }
+
+    /// Takes over a usage report that follows this one: the last report of each count is all a client needs (EXE-7). False
+    /// for anything else.
+    fn absorb(&mut self, next: &Self) -> bool {
+        match (self, next) {
+            (
+                Self::Event(RunEvent { kind: RunEventKind::Usage, usage: last, .. }),
+                Self::Event(RunEvent { kind: RunEventKind::Usage, usage: newer, .. }),
+            ) => {
+                if let Some(newer) = newer {
+                    last.get_or_insert_default().update(*newer);
+                }
+                true
+            }
+            (Self::Frame(TunnelFrame::Usage(last)), Self::Frame(TunnelFrame::Usage(newer))) => {
+                last.update(*newer);
+                true
+            }
+            (Self::Event(_) | Self::Frame(_), Self::Event(_) | Self::Frame(_)) => false,
         }
     }
 }
@@ -69,12 +91,14 @@ enum Progress {
 
 #[derive(Debug)]
 struct Inbox {
+    /// What waits for the client, with its charge. Bounded by the window: each piece costs credit, but for the terminal and
+    /// for usage reports, and two reports are never neighbours.
     queue: VecDeque<(Piece, u32)>,
     window: ReceiveWindow,
     order: SequenceCheck,
-    /// Number of the last message that arrived in order.
+    /// Number of the last message that arrived in order and ended nothing.
     received: u64,
-    /// Number of the last message the client took.
+    /// How many messages the client took: its numbers have no gap, whatever was merged or dropped before it (EXE-5).
     taken: u64,
     progress: Progress,
     accepted: bool,
@@ -150,6 +174,7 @@ impl Run {
     /// A message arrived with its number and its charge. Checks credit, kind and order in this order; an error of credit
     /// ends the connection, any other one the run.
     pub(crate) fn receive(&self, piece: Piece, n: u64, charge: u32, now: Instant) -> Result<Received, Violation> {
+        let mut wakers = Wakers::default();
         let mut inbox = self.lock();
         inbox.window.receive(charge).map_err(|_| Violation::Credit)?;
         let terminal = piece.is_terminal();
@@ -166,44 +191,47 @@ impl Run {
         }
         inbox.order.accept(n).map_err(|_| Violation::RunOrder)?;
         let progress = next_progress(inbox.progress, &piece).ok_or(Violation::FrameOrder)?;
-        inbox.received = n;
         inbox.progress = progress;
         if terminal {
             return Ok(Received::Terminal(piece));
         }
-        self.publish(&piece);
+        inbox.received = n;
+        self.publish(&piece, &mut wakers);
         let full = self.shared.pool.add(charge);
-        self.queue(inbox, piece, charge, now);
+        inbox.push(piece, charge, now, &mut wakers);
+        drop(inbox);
+        wakers.wake();
         Ok(Received::Queued(full))
     }
 
     /// Queues the Node's terminal, unless the run ended here first.
     pub(crate) fn push_terminal(&self, piece: Piece, now: Instant) {
+        let mut wakers = Wakers::default();
         let mut inbox = self.lock();
         if !std::mem::replace(&mut inbox.ended, true) {
-            self.publish(&piece);
-            self.queue(inbox, piece, 0, now);
+            self.publish(&piece, &mut wakers);
+            inbox.push(piece, 0, now, &mut wakers);
         }
+        drop(inbox);
+        wakers.wake();
     }
 
-    /// Ends the run for its client now. False if it was over already.
-    pub(crate) fn end(&self, end: LocalEnd, now: Instant) -> bool {
+    /// Ends the run for its client now. False if it was over already. Whoever must learn it is woken by the caller, once it
+    /// holds no lock.
+    pub(crate) fn end(&self, end: LocalEnd, now: Instant, wakers: &mut Wakers) -> bool {
         let mut inbox = self.lock();
         if std::mem::replace(&mut inbox.ended, true) {
             return false;
         }
-        let number = match end {
+        match end {
             // What arrived is the client's; the end comes after it.
-            LocalEnd::Violated | LocalEnd::Disconnected { .. } => inbox.received,
+            LocalEnd::Violated | LocalEnd::Disconnected { .. } => {}
             // "At once": what waits is not waited for.
-            LocalEnd::Cancelled(_) => {
-                self.discard(&mut inbox);
-                inbox.taken
-            }
-        };
-        let piece = self.terminal(end, number + 1, inbox.progress);
-        self.publish(&piece);
-        self.queue(inbox, piece, 0, now);
+            LocalEnd::Cancelled(_) => self.discard(&mut inbox),
+        }
+        let piece = self.terminal(end, inbox.received + 1, inbox.progress);
+        self.publish(&piece, wakers);
+        inbox.push(piece, 0, now, wakers);
         true
     }
 
@@ -221,31 +249,20 @@ impl Run {
                 ExecutionFailure::new(FailureCode::ProviderProtocol, stage, contacted, message)
             }
             LocalEnd::Disconnected { written } => {
-                let (stage, contacted) = match reached(progress) {
-                    _ if !written => (FailureStage::Admission, ProviderContacted::No),
-                    reached => reached,
-                };
+                let (stage, contacted) =
+                    if written { reached(progress) } else { (FailureStage::Admission, ProviderContacted::No) };
                 ExecutionFailure::new(FailureCode::Disconnected, stage, contacted, "the connection to the node ended")
             }
         };
         failed(self.wire, seq, failure)
     }
 
-    fn queue(&self, mut inbox: MutexGuard<'_, Inbox>, piece: Piece, charge: u32, now: Instant) {
-        inbox.waiting_since.get_or_insert(now);
-        inbox.queue.push_back((piece, charge));
-        let reader = inbox.reader.take();
-        drop(inbox);
-        if let Some(reader) = reader {
-            reader.wake();
-        }
-    }
-
-    fn publish(&self, piece: &Piece) {
+    /// Called with the inbox locked: subscribers see a run's events in their order.
+    fn publish(&self, piece: &Piece, wakers: &mut Wakers) {
         if let Piece::Event(event) = piece
             && self.shared.runs.is_heard()
         {
-            self.shared.runs.publish(&Arc::new(RunNotice { run_id: self.run_id, event: event.clone() }));
+            self.shared.runs.publish(&Arc::new(RunNotice { run_id: self.run_id, event: event.clone() }), wakers);
         }
     }
 
@@ -258,7 +275,7 @@ impl Run {
     /// The client takes the oldest message; credit goes back to the Node in time (WIR-7).
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>, now: impl FnOnce() -> Instant) -> Poll<Piece> {
         let mut inbox = self.lock();
-        let Some((piece, charge)) = inbox.queue.pop_front() else {
+        let Some((mut piece, charge)) = inbox.queue.pop_front() else {
             match &mut inbox.reader {
                 Some(reader) => reader.clone_from(cx.waker()),
                 empty => *empty = Some(cx.waker().clone()),
@@ -266,6 +283,9 @@ impl Run {
             return Poll::Pending;
         };
         inbox.taken += 1;
+        if let Piece::Event(event) = &mut piece {
+            event.seq = inbox.taken;
+        }
         inbox.waiting_since = if inbox.queue.is_empty() { None } else { Some(now()) };
         let grant = if charge == 0 { None } else { inbox.window.consume(charge).filter(|_| !inbox.ended) };
         drop(inbox);
@@ -292,13 +312,32 @@ impl Run {
         self.lock().waiting_since
     }
 
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().queue.len()
+    }
+
     /// A client that left its terminal waiting, too: frees what waits and leaves a shorter end (`slow_client`).
     pub(crate) fn truncate(&self, reason: CancelReason, now: Instant) {
+        let mut wakers = Wakers::default();
         let mut inbox = self.lock();
         if inbox.ended && inbox.queue.len() > 1 {
             self.discard(&mut inbox);
-            let piece = self.terminal(LocalEnd::Cancelled(reason), inbox.taken + 1, inbox.progress);
-            self.queue(inbox, piece, 0, now);
+            let piece = self.terminal(LocalEnd::Cancelled(reason), inbox.received + 1, inbox.progress);
+            inbox.push(piece, 0, now, &mut wakers);
+        }
+        drop(inbox);
+        wakers.wake();
+    }
+}
+
+impl Inbox {
+    fn push(&mut self, piece: Piece, charge: u32, now: Instant, wakers: &mut Wakers) {
+        self.waiting_since.get_or_insert(now);
+        let merged = self.queue.back_mut().is_some_and(|(last, _)| last.absorb(&piece));
+        if !merged {
+            self.queue.push_back((piece, charge));
+            wakers.extend(self.reader.take());
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::driver::run::{LocalEnd, Run};
 use crate::events::{Bus, RunNotice};
 use crate::observe::{Observation, Observer};
 use crate::state::{AttemptId, CancelReached, ConnectionId, EdgeNodeEvent, EdgeState, Effect, Grant};
+use crate::wake::Wakers;
 
 /// How long a client may leave output waiting before its run is cancelled (WIR-16).
 pub(crate) const SLOW_CLIENT: Duration = Duration::from_secs(60);
@@ -27,7 +28,46 @@ pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-type Waiter = oneshot::Sender<Result<Box<Grant>, SubmitError>>;
+type Answer = Result<Box<Grant>, SubmitError>;
+type Waiter = oneshot::Sender<Answer>;
+
+/// What a critical section leaves to do once its lock is released, because it runs code of others: wakers, the observer.
+///
+/// What must keep its order towards a Node is not here: it goes into the connection's outbox under the lock. A Goodbye can
+/// wait: nothing follows it, and the engine knows the connection no more.
+#[derive(Debug, Default)]
+struct After {
+    wakers: Wakers,
+    answers: Vec<(Waiter, Answer)>,
+    goodbyes: Vec<(Arc<Connection>, CloseCode, Duration)>,
+    observations: Vec<Observation>,
+    /// The timer task has to look sooner.
+    rearm: bool,
+    /// A run ended for its client, though its place is still taken.
+    ended: bool,
+}
+
+impl After {
+    fn carry_out(self, shared: &Shared) {
+        for (connection, code, retry_after) in self.goodbyes {
+            connection.say_goodbye(code, retry_after);
+        }
+        // A waiter that is gone gives its place back itself.
+        for (waiter, answer) in self.answers {
+            let _gone = waiter.send(answer);
+        }
+        self.wakers.wake();
+        if self.rearm {
+            shared.rearm.notify_one();
+        }
+        if self.ended || !self.observations.is_empty() {
+            shared.settled.notify_waiters();
+        }
+        for observation in self.observations {
+            shared.observer.observe(&observation);
+        }
+    }
+}
 
 /// What the lock protects.
 #[derive(Debug)]
@@ -39,6 +79,7 @@ pub(crate) struct Core {
     pub(crate) connections: HashMap<ConnectionId, Arc<Connection>>,
     /// When the timer task will look by itself.
     armed: Option<Instant>,
+    after: After,
 }
 
 /// One Edge.
@@ -62,8 +103,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(state: EdgeState, pool: Pool, heartbeat: HeartbeatProfile, observer: Arc<dyn Observer>) -> Self {
-        let core =
-            Core { state, waiters: HashMap::new(), runs: HashMap::new(), connections: HashMap::new(), armed: None };
+        let core = Core {
+            state,
+            waiters: HashMap::new(),
+            runs: HashMap::new(),
+            connections: HashMap::new(),
+            armed: None,
+            after: After::default(),
+        };
         Self {
             core: Mutex::new(core),
             pool,
@@ -78,29 +125,36 @@ impl Shared {
         }
     }
 
-    /// Runs an input and everything that follows from it in one critical section; tells the observer afterwards.
+    /// Runs an input and everything that follows from it in one critical section; wakes tasks and tells the observer
+    /// afterwards.
     pub(crate) fn with<R>(&self, input: impl FnOnce(&mut Core, Instant) -> R) -> R {
-        let mut observations = Vec::new();
-        let result = {
+        let (result, after) = {
             // The state is consistent after every input; a panic of a policy of the embedder poisons nothing more.
             let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
             let now = now();
             let result = input(&mut core, now);
-            core.carry_out(self, now, &mut observations);
+            core.carry_out(self, now);
             let next = core.state.poll_timeout();
             if next.is_some_and(|next| core.armed.is_none_or(|armed| next < armed)) {
                 core.armed = next;
-                self.rearm.notify_one();
+                core.after.rearm = true;
             }
-            result
+            (result, std::mem::take(&mut core.after))
         };
-        if !observations.is_empty() {
-            self.settled.notify_waiters();
-        }
-        for observation in observations {
-            self.observer.observe(&observation);
-        }
+        after.carry_out(self);
         result
+    }
+
+    /// Pieces that wait for clients.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.streams().values().map(|run| run.waiting()).sum()
+    }
+
+    /// Nobody is in the critical section.
+    #[cfg(test)]
+    pub(crate) fn is_free(&self) -> bool {
+        self.core.try_lock().is_ok()
     }
 
     pub(crate) fn observe(&self, observation: &Observation) {
@@ -208,7 +262,8 @@ impl Core {
                     }
                     CancelOutcome::Queued | CancelOutcome::Unknown => {}
                 }
-                run.end(end, now)
+                self.after.ended = true;
+                run.end(end, now, &mut self.after.wakers)
             }
         }
     }
@@ -220,7 +275,7 @@ impl Core {
         Some(run)
     }
 
-    fn carry_out(&mut self, shared: &Shared, now: Instant, observations: &mut Vec<Observation>) {
+    fn carry_out(&mut self, shared: &Shared, now: Instant) {
         while let Some(effect) = self.state.poll_effect() {
             match effect {
                 Effect::Send { connection: id, message } => {
@@ -231,32 +286,31 @@ impl Core {
                 }
                 Effect::Close { connection, code, retry_after } => {
                     if let Some(connection) = self.connections.remove(&connection) {
-                        connection.say_goodbye(code, retry_after);
+                        self.after.goodbyes.push((connection, code, retry_after));
                     }
                 }
-                // A waiter that is gone gives its place back itself.
                 Effect::Granted(grant) => {
                     if let Some(waiter) = self.waiters.remove(&grant.attempt) {
-                        let _gone = waiter.send(Ok(grant));
+                        self.after.answers.push((waiter, Ok(grant)));
                     }
                 }
                 Effect::Refused { attempt, error } => {
                     if let Some(waiter) = self.waiters.remove(&attempt) {
-                        let _gone = waiter.send(Err(error));
+                        self.after.answers.push((waiter, Err(error)));
                     }
                 }
                 Effect::Disconnected { attempt } => {
                     if let Some(run) = self.runs.get(&attempt).map(Arc::clone) {
                         let written = run.connection.outbox.is_written(run.key);
                         self.forget(attempt);
-                        run.end(LocalEnd::Disconnected { written }, now);
+                        run.end(LocalEnd::Disconnected { written }, now, &mut self.after.wakers);
                     }
                 }
                 Effect::Overdue { attempt } => {
                     self.end(attempt, CancelReason::EdgeDeadline, now);
                 }
-                Effect::Publish(event) => shared.nodes.publish(&event),
-                Effect::Observe(observation) => observations.push(observation),
+                Effect::Publish(event) => shared.nodes.publish(&event, &mut self.after.wakers),
+                Effect::Observe(observation) => self.after.observations.push(observation),
             }
         }
     }

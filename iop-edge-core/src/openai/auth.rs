@@ -1,85 +1,24 @@
 //! Decides who a caller is and which models it may use.
 //!
-//! A key reads `iopk_<8 characters>_<43 characters>`: a public id to look up by, and a secret of 256 random bits. Only the
-//! secret's SHA-256 is kept, and it is compared in constant time, against a dummy when the id is unknown.
+//! Keys are [`Token`]s: a public id to look up by, and a secret of which only the hash is kept. An unknown id is compared
+//! with a dummy, so that it takes as long as a known one.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::hint::black_box;
-use std::str::FromStr;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use iop_execution::{ModelName, Principal};
-use ring::digest::{SHA256, digest};
 
 use super::config::MAX_KEY_BYTES;
+use crate::token::{Token, TokenHash, TokenId, TokenKind};
 
-const PREFIX: &str = "iopk_";
-const ID_CHARS: usize = 8;
-const SECRET_CHARS: usize = 43;
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-
-/// SHA-256 of the secret part of a key. Written `sha256:<64 hex digits>`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct KeyHash([u8; 32]);
-
-impl KeyHash {
-    /// The hash of a secret.
-    #[must_use]
-    pub fn of(secret: &str) -> Self {
-        let mut bytes = [0; 32];
-        bytes.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
-        Self(bytes)
-    }
-
-    /// Takes the same time whatever the bytes are.
-    fn equals(&self, other: &Self) -> bool {
-        let difference = self.0.iter().zip(&other.0).fold(0, |sum, (a, b)| black_box(sum | (a ^ b)));
-        black_box(difference) == 0
-    }
-}
-
-impl fmt::Display for KeyHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("sha256:")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for KeyHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeyHash[redacted]")
-    }
-}
-
-impl FromStr for KeyHash {
-    type Err = InvalidApiKey;
-
-    fn from_str(text: &str) -> Result<Self, InvalidApiKey> {
-        let hex = text.strip_prefix("sha256:").filter(|hex| hex.len() == 64).ok_or(InvalidApiKey::Hash)?;
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-            let digits = std::str::from_utf8(pair).ok().filter(|d| d.bytes().all(|d| d.is_ascii_hexdigit()));
-            *byte = digits.and_then(|d| u8::from_str_radix(d, 16).ok()).ok_or(InvalidApiKey::Hash)?;
-        }
-        Ok(Self(bytes))
-    }
-}
-
-/// Why a key's record was refused.
+/// Why a list of keys was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidApiKey {
     /// Two records have the same id.
     #[error("two api keys have the same id")]
     DuplicateId,
-    /// The hash is no `sha256:` and 64 hex digits.
-    #[error("the hash of an api key must be sha256: and 64 hex digits")]
-    Hash,
-    /// The id is not 8 letters or digits.
-    #[error("the id of an api key must be 8 letters or digits")]
-    Id,
 }
 
 /// Models a key may use.
@@ -106,82 +45,23 @@ impl AllowedModels {
 /// One key, as config knows it.
 #[derive(Debug, Clone)]
 pub struct ApiKeyRecord {
-    id: String,
-    hash: KeyHash,
+    id: TokenId,
+    hash: TokenHash,
     principal: Principal,
     models: AllowedModels,
 }
 
 impl ApiKeyRecord {
-    /// A record.
-    ///
-    /// # Errors
-    /// [`InvalidApiKey::Id`] unless `id` is 8 letters or digits.
-    pub fn new(
-        id: impl Into<String>,
-        hash: KeyHash,
-        principal: Principal,
-        models: AllowedModels,
-    ) -> Result<Self, InvalidApiKey> {
-        let id = id.into();
-        if id.len() != ID_CHARS || !id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            return Err(InvalidApiKey::Id);
-        }
-        Ok(Self { id, hash, principal, models })
+    /// A record of the key with this id and hash; [`Token::generate`] makes one, [`TokenKind::ApiKey`] is its kind.
+    #[must_use]
+    pub const fn new(id: TokenId, hash: TokenHash, principal: Principal, models: AllowedModels) -> Self {
+        Self { id, hash, principal, models }
     }
 
     /// The public id.
     #[must_use]
-    pub fn id(&self) -> &str {
+    pub const fn id(&self) -> &TokenId {
         &self.id
-    }
-}
-
-/// A fresh key: shown once, only [`Self::id`] and [`Self::hash`] are kept.
-pub struct NewApiKey {
-    key: String,
-    id: String,
-    hash: KeyHash,
-}
-
-impl NewApiKey {
-    /// Makes a key.
-    ///
-    /// # Errors
-    /// When the operating system gives no randomness.
-    pub fn generate() -> Result<Self, getrandom::Error> {
-        let mut random = [0; ID_CHARS + SECRET_CHARS];
-        getrandom::fill(&mut random)?;
-        let (id, secret) = random.split_at(ID_CHARS);
-        // Six bits of each byte: 258 for the secret. `-` and `_` don't belong into an id, so ids use 32 lower-case signs.
-        let id: String =
-            id.iter().map(|byte| char::from(b"abcdefghijkmnpqrstuvwxyz23456789"[usize::from(byte & 31)])).collect();
-        let secret: String = secret.iter().map(|byte| char::from(ALPHABET[usize::from(byte & 63)])).collect();
-        Ok(Self { key: format!("{PREFIX}{id}_{secret}"), hash: KeyHash::of(&secret), id })
-    }
-
-    /// The key itself.
-    #[must_use]
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// Its public id.
-    #[must_use]
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// The hash of its secret.
-    #[must_use]
-    pub const fn hash(&self) -> KeyHash {
-        self.hash
-    }
-}
-
-impl fmt::Debug for NewApiKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NewApiKey").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
@@ -192,8 +72,8 @@ pub struct ApiKeys(Mode);
 #[derive(Debug, Clone)]
 enum Mode {
     Open,
-    Fixed(KeyHash),
-    Records(HashMap<String, ApiKeyRecord>),
+    Fixed(TokenHash),
+    Records(HashMap<TokenId, ApiKeyRecord>),
 }
 
 /// Who called.
@@ -217,7 +97,7 @@ impl ApiKeys {
     /// Whoever has this one key may call. Any text will do.
     #[must_use]
     pub fn fixed(key: &str) -> Self {
-        Self(Mode::Fixed(KeyHash::of(key)))
+        Self(Mode::Fixed(TokenHash::of(key)))
     }
 
     /// Whoever has a key of these may call.
@@ -245,16 +125,13 @@ impl ApiKeys {
         let by_id = match &self.0 {
             Mode::Open => return Some(Caller::ANYBODY),
             Mode::Fixed(hash) => {
-                return hash.equals(&KeyHash::of(presented(headers)?)).then_some(Caller::ANYBODY);
+                return hash.equals(TokenHash::of(presented(headers)?)).then_some(Caller::ANYBODY);
             }
             Mode::Records(by_id) => by_id,
         };
-        let key = presented(headers)?;
-        // A key of another shape takes the same path: empty id, whole text as the secret.
-        let (id, secret) = key.strip_prefix(PREFIX).and_then(|rest| rest.split_once('_')).unwrap_or(("", key));
-        let record = by_id.get(id);
-        let dummy = KeyHash([0; 32]);
-        let matches = record.map_or(&dummy, |record| &record.hash).equals(&KeyHash::of(secret));
+        let key = Token::parse(TokenKind::ApiKey, presented(headers)?)?;
+        let record = by_id.get(key.id());
+        let matches = record.map_or(TokenHash::DUMMY, |record| record.hash).matches(&key);
         record
             .filter(|_| matches)
             .map(|record| Caller { principal: Some(record.principal.clone()), models: record.models.clone() })
@@ -285,34 +162,28 @@ mod tests {
     #[test]
     fn a_key_opens_by_id_and_secret_only() {
         // API-13
-        let (one, two) = (NewApiKey::generate().unwrap(), NewApiKey::generate().unwrap());
-        let record = |key: &NewApiKey, name: &str, models| {
-            ApiKeyRecord::new(key.id(), key.hash(), Principal::new(name).unwrap(), models).unwrap()
+        let fresh = || Token::generate(TokenKind::ApiKey).unwrap();
+        let (one, two) = (fresh(), fresh());
+        let record = |key: &Token, name: &str, models| {
+            ApiKeyRecord::new(key.id().clone(), key.hash(), Principal::new(name).unwrap(), models)
         };
         let only = AllowedModels::Only(vec![ModelName::new("a").unwrap()]);
         let keys = ApiKeys::records([record(&one, "one", AllowedModels::All), record(&two, "two", only)]).unwrap();
         let name = |headers: &HeaderMap| keys.authenticate(headers).and_then(|c| c.principal).map(|p| p.to_string());
-        assert_eq!(name(&bearer(one.key())).as_deref(), Some("one"));
-        assert_eq!(name(&with("api-key", two.key())).as_deref(), Some("two"));
-        assert_eq!(name(&with("authorization", &format!("bearer {}", one.key()))).as_deref(), Some("one"));
-        let crossed = format!("iopk_{}_{}", one.id(), &two.key()[PREFIX.len() + ID_CHARS + 1..]);
-        for wrong in [&crossed, "iopk_aaaaaaaa_x", "sk-x", "iopk_", "", one.id()] {
+        assert_eq!(name(&bearer(&one.reveal())).as_deref(), Some("one"));
+        assert_eq!(name(&with("api-key", &two.reveal())).as_deref(), Some("two"));
+        assert_eq!(name(&with("authorization", &format!("bearer {}", one.reveal()))).as_deref(), Some("one"));
+        let swapped = |from: &str, to: &str| two.reveal().replace(from, to);
+        let crossed = swapped(two.id().as_str(), one.id().as_str());
+        let unknown = swapped(two.id().as_str(), "AAAAAAAA");
+        let node = swapped("iopk_", "iopn_");
+        let hash = one.hash().to_string();
+        for wrong in [&crossed, &unknown, &node, &hash, "iopk_aaaaaaaa_x", "sk-x", "iopk_", "", one.id().as_str()] {
             assert_eq!(name(&bearer(wrong)), None, "{wrong}");
         }
         assert_eq!(name(&HeaderMap::new()), None);
-        let caller = keys.authenticate(&bearer(two.key())).unwrap();
+        let caller = keys.authenticate(&bearer(&two.reveal())).unwrap();
         assert!(caller.models.allows("a") && !caller.models.allows("b"));
-    }
-
-    #[test]
-    fn keys_have_the_documented_form_and_print_no_secret() {
-        let key = NewApiKey::generate().unwrap();
-        let (id, secret) = key.key().strip_prefix("iopk_").unwrap().split_once('_').unwrap();
-        assert_eq!((id.len(), secret.len(), id), (8, 43, key.id()));
-        assert!(!format!("{key:?}").contains(secret));
-        assert_eq!(key.hash().to_string().parse::<KeyHash>().unwrap(), key.hash());
-        assert!("sha256:00".parse::<KeyHash>().is_err() && "00".repeat(32).parse::<KeyHash>().is_err());
-        assert!(format!("sha256:{}", "+1".repeat(32)).parse::<KeyHash>().is_err());
     }
 
     #[test]
@@ -326,12 +197,12 @@ mod tests {
     }
 
     #[test]
-    fn bad_records_are_refused() {
-        let principal = || Principal::new("p").unwrap();
-        let record = |id: &str| ApiKeyRecord::new(id, KeyHash::of("s"), principal(), AllowedModels::All);
-        assert_eq!(record("short").err(), Some(InvalidApiKey::Id));
-        assert_eq!(record("abc_efgh").err(), Some(InvalidApiKey::Id));
-        let twice = [record("abcdefgh").unwrap(), record("abcdefgh").unwrap()];
-        assert_eq!(ApiKeys::records(twice).err(), Some(InvalidApiKey::DuplicateId));
+    fn two_keys_with_one_id_are_refused() {
+        let id = TokenId::parse("abcdefgh").unwrap();
+        let record = |secret| {
+            let (hash, principal) = (TokenHash::of(secret), Principal::new("p").unwrap());
+            ApiKeyRecord::new(id.clone(), hash, principal, AllowedModels::All)
+        };
+        assert_eq!(ApiKeys::records([record("a"), record("b")]).err(), Some(InvalidApiKey::DuplicateId));
     }
 }

@@ -4,6 +4,7 @@
 //! either drops the run's output, which cancels the run.
 
 pub(crate) mod commit;
+mod idle;
 pub(crate) mod render;
 pub(crate) mod run;
 pub(crate) mod tunnel;
@@ -23,6 +24,7 @@ use http_body::Body;
 use tokio::time::{Sleep, sleep};
 
 use self::commit::{Form, Gate, Verdict};
+use self::idle::ClientIdle;
 use self::render::Renderer;
 use self::run::RunAnswer;
 use self::tunnel::{TunnelAnswer, Wish};
@@ -75,10 +77,12 @@ where
 
     // Shared with `prepare`, and gone once the request is dispatched.
     let asked = Asked { stream: request.stream(), usage: request.wants_usage(), model: request.model().to_owned() };
-    let submitted = engine.submit(submit, Box::new(move |admitted| payload(&request, admitted))).await;
-    let submitted = match submitted {
-        Ok(submitted) => submitted,
-        Err(error) => {
+    let mut idle = ClientIdle::told_by(&head.headers);
+    let submitted = engine.submit(submit, Box::new(move |admitted| payload(&request, admitted)));
+    let submitted = match idle.bound(submitted).await {
+        Some(Ok(submitted)) => submitted,
+        None => return refuse(&ApiError::client_idle(), recorder),
+        Some(Err(error)) => {
             let known = !matches!(error, SubmitError::UnknownModel | SubmitError::InvalidRequest(_));
             recorder.submitted(known, None);
             return refuse(&ApiError::from_submit(&error, &asked.model), recorder);
@@ -86,7 +90,7 @@ where
     };
     recorder.submitted(true, Some(&submitted.admitted));
 
-    let mut live = Live { exchange: Exchange::new(submitted, &asked, &config), recorder };
+    let mut live = Live { exchange: Exchange::new(submitted, &asked, &config), recorder, idle };
     poll_fn(|cx| live.poll_verdict(cx)).await;
     live.into_response(asked.stream)
 }
@@ -132,13 +136,17 @@ fn payload(request: &ChatRequest, admitted: &Admitted) -> Payload {
 pub(crate) struct Live {
     exchange: Exchange,
     recorder: Recorder,
+    idle: ClientIdle,
 }
 
 impl Live {
     /// Until the head can be decided.
     fn poll_verdict(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.exchange.gate.verdict().is_none() {
-            ready!(self.exchange.poll_step(cx));
+            if self.exchange.poll_step(cx).is_pending() {
+                ready!(self.idle.poll_over(cx));
+                self.exchange.give_up(ApiError::client_idle());
+            }
         }
         self.note();
         Poll::Ready(())
@@ -170,25 +178,33 @@ impl Live {
 
     /// The next bytes: as much as is ready, joined; never waits for a later event once one is there.
     pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, AnswerCut>>> {
-        while !self.exchange.gate.is_full() && !self.exchange.gate.is_ended() {
-            if self.exchange.poll_step(cx).is_pending() {
-                break;
+        loop {
+            while !self.exchange.gate.is_full() && !self.exchange.gate.is_ended() {
+                if self.exchange.poll_step(cx).is_pending() {
+                    break;
+                }
             }
-        }
-        self.note();
-        let gate = &mut self.exchange.gate;
-        if let Some(bytes) = gate.take() {
-            if gate.is_ended() && gate.is_empty() && !gate.is_cut() {
+            self.note();
+            let gate = &mut self.exchange.gate;
+            if let Some(bytes) = gate.take() {
+                self.idle.gave();
+                if gate.is_ended() && gate.is_empty() && !gate.is_cut() {
+                    self.end();
+                }
+                return Poll::Ready(Some(Ok(bytes)));
+            }
+            if gate.is_ended() {
+                let cut = gate.is_cut();
                 self.end();
+                return Poll::Ready(if cut && self.exchange.cut_once() { Some(Err(AnswerCut)) } else { None });
             }
-            return Poll::Ready(Some(Ok(bytes)));
+            // After `[DONE]` the client waits for nothing.
+            if self.exchange.answer.is_done() {
+                return Poll::Pending;
+            }
+            ready!(self.idle.poll_over(cx));
+            self.exchange.give_up(ApiError::client_idle());
         }
-        if !gate.is_ended() {
-            return Poll::Pending;
-        }
-        let cut = gate.is_cut();
-        self.end();
-        Poll::Ready(if cut && self.exchange.cut_once() { Some(Err(AnswerCut)) } else { None })
     }
 
     /// Everything was given out.
@@ -230,6 +246,14 @@ impl Answer {
         match self {
             Self::Run(answer) => answer.usage(),
             Self::Tunnel(answer) => answer.usage(),
+        }
+    }
+
+    /// The client has all of it; only the run's own terminal is missing.
+    const fn is_done(&self) -> bool {
+        match self {
+            Self::Run(_) => false,
+            Self::Tunnel(answer) => answer.is_done(),
         }
     }
 
@@ -306,6 +330,12 @@ impl Exchange {
             self.output = None;
         }
         Poll::Ready(())
+    }
+
+    /// Ends the answer from this side, which cancels its run.
+    fn give_up(&mut self, error: ApiError) {
+        self.gate.fail(error);
+        self.output = None;
     }
 
     /// True the first time only.

@@ -28,6 +28,8 @@ pub const MAX_KEY_BYTES: usize = 256;
 pub const MAX_RETRY_AFTER_MS: u64 = 60_000;
 /// Longest wait between two pieces of a request body.
 pub const BODY_IDLE: Duration = Duration::from_secs(30);
+/// Longest wait for the next byte that a client can tell by `x-stainless-read-timeout`; a longer one is cut to it.
+pub const MAX_CLIENT_IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Longest time for a whole request body.
 pub const BODY_TOTAL: Duration = Duration::from_secs(120);
 /// How long a stream's end waits for the run's own terminal after `[DONE]` was passed on, so that an end is not taken

@@ -124,6 +124,12 @@ impl ApiError {
         )
     }
 
+    /// The client was given nothing for as long as it waits: it has left, or is about to.
+    pub(crate) fn client_idle() -> Self {
+        let (code, message) = (Some("client_idle_timeout"), "No byte came for as long as the client waits.");
+        Self::new(StatusCode::GATEWAY_TIMEOUT, SERVER, code, EndedBy::Client, message)
+    }
+
     pub(crate) fn internal(message: &'static str) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("internal_error"), EndedBy::Edge, message)
     }

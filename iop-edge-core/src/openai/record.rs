@@ -9,39 +9,14 @@ use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId, Usage};
 
 use super::errors::ApiError;
 use crate::api::{Admitted, Engine};
+use crate::labels::closed;
 
-macro_rules! labels {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[non_exhaustive]
-        pub enum $name { $($(#[$vdoc])* $variant,)* }
-
-        impl $name {
-            /// Every value.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in logs and metric labels.
-            #[must_use]
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-    };
-}
-
-labels! {
+closed! {
     /// Who ended a request (OPS-2).
     EndedBy {
         /// It was answered.
         Completed = "completed",
-        /// The client left.
+        /// The client left, or took nothing for too long.
         Client = "client",
         /// The client asked for something that can't be had: bad request, key, path, model.
         Request = "request",
@@ -68,7 +43,7 @@ labels! {
     }
 }
 
-labels! {
+closed! {
     /// How a request ended (REC-7).
     Outcome {
         /// The client has a whole answer.
@@ -80,7 +55,7 @@ labels! {
     }
 }
 
-labels! {
+closed! {
     /// What was asked.
     Endpoint {
         /// A chat completion.
@@ -92,7 +67,7 @@ labels! {
     }
 }
 
-labels! {
+closed! {
     /// Why an event of a provider was replaced, dropped or added: the closed list of API-10.
     Edit {
         /// (a) `model` says the public name.
@@ -230,7 +205,7 @@ pub(crate) struct Recorder {
     observer: Arc<dyn RequestObserver>,
     arrived: Instant,
     delivered: bool,
-    /// A name that may turn out to exist: decided only if the client leaves while it waits.
+    /// A name that may turn out to exist: decided only if the request ends while it waits.
     suspect: Option<(ModelName, Arc<dyn Engine>)>,
 }
 
@@ -320,7 +295,17 @@ impl Recorder {
         self.record.ended_by = error.ended_by();
         self.record.outcome = match self.record.ended_by {
             EndedBy::Client | EndedBy::Cancelled => Outcome::Cancelled,
-            _ => Outcome::Failed,
+            EndedBy::Completed
+            | EndedBy::Request
+            | EndedBy::Deadline
+            | EndedBy::Queue
+            | EndedBy::NoProvider
+            | EndedBy::Stall
+            | EndedBy::Disconnect
+            | EndedBy::ProviderLimit
+            | EndedBy::ProviderError
+            | EndedBy::Shutdown
+            | EndedBy::Edge => Outcome::Failed,
         };
         self.record.status = if self.record.ended_by == EndedBy::Client { CLIENT_GONE } else { status.as_u16() };
         self.record.code = error.code();
@@ -328,16 +313,7 @@ impl Recorder {
     }
 
     fn deliver(&mut self) {
-        if !std::mem::replace(&mut self.delivered, true) {
-            self.record.duration = self.elapsed();
-            self.observer.request_ended(&self.record);
-        }
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        if self.delivered {
+        if std::mem::replace(&mut self.delivered, true) {
             return;
         }
         if let Some((model, engine)) = self.suspect.take()
@@ -345,6 +321,13 @@ impl Drop for Recorder {
         {
             self.record.model = Some(model);
         }
+        self.record.duration = self.elapsed();
+        self.observer.request_ended(&self.record);
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
         self.deliver();
     }
 }

@@ -52,51 +52,34 @@ impl OpenAiService {
         let (head, body) = request.into_parts();
         let route = resolve(&head.method, head.uri.path());
         let id = fresh_id();
-        let endpoint = match &route {
-            Route::Chat => Endpoint::Chat,
-            Route::Models | Route::Model(_) => Endpoint::Models,
-            Route::Health | Route::Ready => return marked(self.health(&route), id, 0),
-            Route::Options(_) | Route::WrongMethod(_) | Route::Unsupported | Route::Unknown => Endpoint::Other,
-        };
-        let mut recorder = Recorder::new(Arc::clone(&self.config.observer), id, endpoint);
-        let arrived = recorder.arrived();
-
-        let error = match route {
-            Route::Chat | Route::Models | Route::Model(_) => None,
-            Route::WrongMethod(allow) => Some(ApiError::method_not_allowed(allow)),
-            Route::Unsupported => Some(ApiError::not_supported()),
-            Route::Unknown => Some(ApiError::unknown_url()),
+        let (endpoint, asked) = match route {
+            Route::Health => return marked(alive(), id, 0),
+            Route::Ready => return marked(self.readiness(), id, 0),
             Route::Options(allow) => {
-                recorder.completed(StatusCode::NO_CONTENT);
+                self.recorder(id, Endpoint::Other).completed(StatusCode::NO_CONTENT);
                 return marked(options(allow), id, 0);
             }
-            Route::Health | Route::Ready => None,
+            Route::WrongMethod(allow) => (Endpoint::Other, Err(ApiError::method_not_allowed(allow))),
+            Route::Unsupported => (Endpoint::Other, Err(ApiError::not_supported())),
+            Route::Unknown => (Endpoint::Other, Err(ApiError::unknown_url())),
+            Route::Chat => (Endpoint::Chat, Ok(Asked::Chat)),
+            Route::Models => (Endpoint::Models, Ok(Asked::Models)),
+            Route::Model(name) => (Endpoint::Models, Ok(Asked::Model(name))),
         };
-        let caller = match error {
-            Some(error) => Err(error),
-            // Before a byte of the body is read.
-            None => self.config.keys.authenticate(&head.headers).ok_or_else(ApiError::unauthorized),
-        };
-        let response = match caller {
+        let mut recorder = self.recorder(id, endpoint);
+        let arrived = recorder.arrived();
+        // Before a byte of the body is read.
+        let caller = || self.config.keys.authenticate(&head.headers).ok_or_else(ApiError::unauthorized);
+        let response = match asked.and_then(|asked| Ok((asked, caller()?))) {
             Err(error) => refuse(&error, recorder),
-            Ok(caller) => {
+            Ok((asked, caller)) => {
                 recorder.caller(caller.principal.clone());
-                if route == Route::Chat {
-                    let (engine, config) = (Arc::clone(&self.engine), Arc::clone(&self.config));
-                    Box::pin(chat::serve(engine, config, caller, head, body, recorder)).await
-                } else {
-                    let found = match &route {
-                        Route::Model(Some(name)) => models::one(&*self.engine, &self.config, &caller, name),
-                        Route::Model(None) => Err(ApiError::model_not_found("")),
-                        _ => Ok(models::list(&*self.engine, &self.config, &caller)),
-                    };
-                    match found {
-                        Ok(response) => {
-                            recorder.completed(StatusCode::OK);
-                            response
-                        }
-                        Err(error) => refuse(&error, recorder),
-                    }
+                let (engine, config) = (Arc::clone(&self.engine), Arc::clone(&self.config));
+                match asked {
+                    Asked::Chat => Box::pin(chat::serve(engine, config, caller, head, body, recorder)).await,
+                    Asked::Models => found(Ok(models::list(&*engine, &config, &caller)), recorder),
+                    Asked::Model(Some(name)) => found(models::one(&*engine, &config, &caller, &name), recorder),
+                    Asked::Model(None) => refuse(&ApiError::model_not_found(""), recorder),
                 }
             }
         };
@@ -104,14 +87,36 @@ impl OpenAiService {
         marked(response, id, u64::try_from(spent.as_millis()).unwrap_or(u64::MAX))
     }
 
-    fn health(&self, route: &Route) -> Response<OpenAiBody> {
-        if *route == Route::Ready && !self.engine.is_ready() {
-            return ApiError::not_ready().to_response();
-        }
-        let mut response = Response::new(OpenAiBody::full(&br#"{"status":"ok"}"#[..]));
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        response
+    fn recorder(&self, id: RequestId, endpoint: Endpoint) -> Recorder {
+        Recorder::new(Arc::clone(&self.config.observer), id, endpoint)
     }
+
+    fn readiness(&self) -> Response<OpenAiBody> {
+        if self.engine.is_ready() { alive() } else { ApiError::not_ready().to_response() }
+    }
+}
+
+/// What needs a caller.
+enum Asked {
+    Chat,
+    Models,
+    Model(Option<String>),
+}
+
+fn found(answer: Result<Response<OpenAiBody>, ApiError>, mut recorder: Recorder) -> Response<OpenAiBody> {
+    match answer {
+        Ok(response) => {
+            recorder.completed(StatusCode::OK);
+            response
+        }
+        Err(error) => refuse(&error, recorder),
+    }
+}
+
+fn alive() -> Response<OpenAiBody> {
+    let mut response = Response::new(OpenAiBody::full(&br#"{"status":"ok"}"#[..]));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
 impl<B> Service<Request<B>> for OpenAiService

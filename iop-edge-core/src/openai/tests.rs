@@ -2,6 +2,7 @@
 
 mod chat_run;
 mod chat_tunnel;
+mod client_idle;
 mod limits;
 mod records;
 mod surface;

@@ -44,14 +44,15 @@ impl EdgeState {
     /// Asks for a place. Candidates are resolved afresh here and whenever a waiter is looked at (QUE-3).
     pub(crate) fn submit(&mut self, ask: Ask, now: Instant) -> Result<Admission, SubmitError> {
         self.handle_timeout(now);
+        // First of all: any other answer says that the name is known (API-15).
+        let at = self.groups.find(&ask.model).ok_or(SubmitError::UnknownModel)?;
+        let model = &self.groups.get(at).ok_or(SubmitError::UnknownModel)?.model;
         if self.shutting_down {
             return Err(SubmitError::ShuttingDown);
         }
         if ask.deadline.is_some_and(|deadline| deadline <= now) {
             return Err(SubmitError::DeadlineExceeded);
         }
-        let at = self.groups.find(&ask.model).ok_or(SubmitError::UnknownModel)?;
-        let model = &self.groups.get(at).ok_or(SubmitError::UnknownModel)?.model;
         let long = model.long_context_threshold.is_some_and(|from| ask.prompt_tokens_estimate >= from);
         let class = if long { WorkClass::Long } else { WorkClass::Normal };
         let need = Need { class, wire: ask.wire };

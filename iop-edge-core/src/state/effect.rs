@@ -77,6 +77,12 @@ pub enum EdgeNodeEvent {
         /// Why.
         reason: RefusalReason,
     },
+    /// A registration was refused unread: its address or its token failed too often lately (REG-8). The peer was told
+    /// `draining`.
+    RateLimited {
+        /// When it may try again.
+        retry_after: Duration,
+    },
 }
 
 /// What the driver has to do.

@@ -11,7 +11,7 @@ use iop_wire::{
 
 use crate::api::SubmitError;
 use crate::catalog::NodeEntry;
-use crate::observe::{Observation, Violation};
+use crate::observe::{Observation, Refusal, Violation};
 use crate::state::effect::{EdgeNodeEvent, Effect};
 use crate::state::id::ConnectionId;
 use crate::state::registry::{Crowded, ReadyOutcome};
@@ -51,7 +51,8 @@ impl EdgeState {
         }
         let proto = hello.proto_max.min(PROTO_MAX);
         if proto < hello.proto_min.max(PROTO_MIN) {
-            self.refused(None, RefusalReason::UnsupportedProtocol);
+            let answer = RegisterRefusal { reason: RefusalReason::UnsupportedProtocol, retry_after: Duration::ZERO };
+            self.refused(None, answer, answer.reason.into());
             return self.close(connection, CloseCode::UnsupportedProtocol, Duration::ZERO, now);
         }
         let both = FEATURES.iter().filter(|feature| hello.features.iter().any(|theirs| theirs == *feature));
@@ -78,8 +79,8 @@ impl EdgeState {
         };
         let address = peer.address.map(|address| Source::Address(address.ip()));
         let outcome = self.admit_node(connection, address, request, now);
-        if let Err((node, refusal)) = outcome {
-            self.refused(node, refusal.reason);
+        if let Err((node, refusal, cause)) = outcome {
+            self.refused(node, refusal, cause);
             let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms, outcome: Err(refusal) });
             self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
             return self.close(connection, CloseCode::Closed, refusal.retry_after, now);
@@ -97,18 +98,28 @@ impl EdgeState {
         address: Option<Source>,
         request: &RegisterRequest,
         now: Instant,
-    ) -> Result<Registered, (Option<NodeId>, RegisterRefusal)> {
-        let refusal = |reason, retry_after| RegisterRefusal { reason, retry_after };
+    ) -> Result<Registered, (Option<NodeId>, RegisterRefusal, Refusal)> {
+        let refuse = |node, reason: RefusalReason, retry_after| {
+            Err((node, RegisterRefusal { reason, retry_after }, Refusal::from(reason)))
+        };
         if self.shutting_down {
-            return Err((None, refusal(RefusalReason::Draining, RETRY_DRAINING)));
+            return refuse(None, RefusalReason::Draining, RETRY_DRAINING);
         }
         let token = Token::parse(TokenKind::Node, request.token.expose());
         let id = token.as_ref().map(Token::id);
-        let entry: Option<&NodeEntry> = self.catalog.nodes().iter().find(|node| Some(&node.token_id) == id);
+        let nodes = self.catalog.nodes();
+        let named: Option<&NodeEntry> =
+            nodes.iter().find(|node| node.token_id.is_some() && node.token_id.as_ref() == id);
+        // A record without an id is found by its secret: each comparison takes the same time, and all are made.
+        let unnamed = nodes.iter().filter(|node| node.token_id.is_none());
+        let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| node.token_hash.matches(token)));
+        let entry = named.or(matching.fold(None, |_, node| Some(node)));
         let sources: Vec<Source> =
-            address.into_iter().chain(entry.map(|node| Source::Token(node.token_id.clone()))).collect();
+            address.into_iter().chain(named.and(id).map(|id| Source::Token(id.clone()))).collect();
         if let Some(wait) = sources.iter().filter_map(|source| self.throttle.blocked(source, now)).max() {
-            return Err((None, refusal(RefusalReason::Draining, wait)));
+            // The wire has no word for it; this one makes the peer wait and come back.
+            let answer = RegisterRefusal { reason: RefusalReason::Draining, retry_after: wait };
+            return Err((None, answer, Refusal::RateLimited));
         }
         let expected = entry.map_or(TokenHash::DUMMY, |node| node.token_hash);
         let proven = token.is_some_and(|token| expected.matches(&token));
@@ -116,27 +127,33 @@ impl EdgeState {
             for source in sources {
                 self.throttle.failed(source, now);
             }
-            return Err((None, refusal(RefusalReason::UnknownToken, Duration::ZERO)));
+            return refuse(None, RefusalReason::UnknownToken, Duration::ZERO);
         };
         let node = entry.id.clone();
         if request.claimed_node_id.as_ref().is_some_and(|claimed| *claimed != node) {
-            return Err((Some(node), refusal(RefusalReason::IdentityMismatch, Duration::ZERO)));
+            return refuse(Some(node), RefusalReason::IdentityMismatch, Duration::ZERO);
         }
         if !entry.enabled {
-            return Err((Some(node), refusal(RefusalReason::ConfigUnavailable, RETRY_UNAVAILABLE)));
+            return refuse(Some(node), RefusalReason::ConfigUnavailable, RETRY_UNAVAILABLE);
         }
         let config = self.catalog.node_config(&entry);
         match self.registry.claim(connection, node.clone(), config.revision, now) {
-            Err(_) => Err((Some(node), refusal(RefusalReason::DuplicateConnection, RETRY_DUPLICATE))),
+            Err(_) => refuse(Some(node), RefusalReason::DuplicateConnection, RETRY_DUPLICATE),
             Ok(ready_by) => {
                 self.timers.arm(Timer::Handshake(connection), ready_by);
-                Ok(Registered { node_id: node, config })
+                Ok(Registered { node_id: node, config, trusted_lease_signers: Vec::new() })
             }
         }
     }
 
-    fn refused(&mut self, node: Option<NodeId>, reason: RefusalReason) {
-        self.effects.push_back(Effect::Publish(EdgeNodeEvent::Refused { node, reason }));
+    fn refused(&mut self, node: Option<NodeId>, answer: RegisterRefusal, reason: Refusal) {
+        let RegisterRefusal { reason: told, retry_after } = answer;
+        let limited = reason == Refusal::RateLimited;
+        self.effects.push_back(Effect::Publish(if limited {
+            EdgeNodeEvent::RateLimited { retry_after }
+        } else {
+            EdgeNodeEvent::Refused { node, reason: told }
+        }));
         self.effects.push_back(Effect::Observe(Observation::RegistrationRefused { reason }));
     }
 

@@ -65,6 +65,8 @@ pub struct Counts {
     pub starts: u64,
     /// Calls of `stop`.
     pub stops: u64,
+    /// Calls of `refresh`.
+    pub refreshes: u64,
 }
 
 /// What one call was given.
@@ -395,6 +397,10 @@ impl Provider for ScriptedProvider {
     async fn start(&self) -> Result<(), ProviderError> {
         self.shared.counts.send_modify(|counts| counts.starts += 1);
         Ok(())
+    }
+
+    async fn refresh(&self) {
+        self.shared.counts.send_modify(|counts| counts.refreshes += 1);
     }
 
     async fn stop(&self) {

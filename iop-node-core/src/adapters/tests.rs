@@ -128,3 +128,31 @@ fn close_grace_has_a_default_and_a_bound() {
         assert_eq!(adapter.close_grace(), Duration::from_millis(want));
     }
 }
+
+#[derive(Debug)]
+struct Panicking;
+
+#[iop_execution::async_trait]
+impl Provider for Panicking {
+    fn capabilities(&self) -> Capabilities {
+        panic!("scripted")
+    }
+
+    async fn execute(
+        &self,
+        _: iop_execution::RunRequest,
+        _: &mut iop_execution::EventSink,
+    ) -> Result<iop_execution::Completion, iop_execution::ProviderError> {
+        Err(iop_execution::ProviderError::unsupported("panics"))
+    }
+}
+
+#[test]
+fn an_adapter_that_panics_when_asked_what_it_can_do_is_left_out_of_ready() {
+    // NOD-1: one bad adapter must not end the Node
+    let config = ProviderConfig::new(ProviderId::new("p").unwrap(), "custom").unwrap();
+    let payload = NodeConfigPayload { revision: 1, providers: vec![config.clone()] };
+    let mut adapters = Adapters::default();
+    adapters.install(config, Arc::new(Panicking));
+    assert!(adapters.ready(&payload).is_empty());
+}

@@ -61,6 +61,7 @@ async fn an_equal_config_keeps_the_adapter_and_another_one_replaces_it() {
     drop(node.ready().await);
     drop(node.ready().await);
     assert_eq!((calls.counts().starts, calls.counts().stops), (1, 0));
+    assert_eq!(calls.counts().refreshes, 1, "at each later ready the backend is asked again");
     let mut conn = node.ready_with(ProviderConfig { capacity: 1, ..config() }).await;
     assert_eq!((calls.counts().starts, calls.counts().stops), (2, 1));
     conn.send(ToNode::Goodbye(Goodbye { code: CloseCode::Restart, retry_after_ms: 0 }));

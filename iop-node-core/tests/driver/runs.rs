@@ -75,6 +75,15 @@ async fn each_refusal_is_typed_and_leaves_no_trace() {
     let (mut node, calls) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
     let mut conn =
         node.ready_with(ProviderConfig { targets: vec![Target::new("t").unwrap()], capacity: 1, ..config() }).await;
+    fn lease(head: &mut DispatchHead) {
+        head.credential_lease = Redacted::new(Bytes::from_static(b"lease"));
+        head.credential_scope = Some(Box::new(CredentialScope {
+            principal: iop_execution::Principal::new("p").unwrap(),
+            route: "r".into(),
+            slot: "s".into(),
+            profile: "b".into(),
+        }));
+    }
     type Fault = (fn(&mut DispatchHead), FailureCode);
     let faults: [Fault; 6] = [
         (|head| head.response_stall_timeout_ms = 3_600_001, FailureCode::InvalidRequest),
@@ -82,7 +91,7 @@ async fn each_refusal_is_typed_and_leaves_no_trace() {
         (|head| head.body_len = 33 << 20, FailureCode::InvalidRequest),
         (|head| head.adapter = iop_execution::AdapterKey::new("custom").unwrap(), FailureCode::UnknownAdapter),
         (|head| head.target = Target::new("u").unwrap(), FailureCode::UnknownTarget),
-        (|head| head.credential_lease = Redacted::new(Bytes::from_static(b"lease")), FailureCode::CredentialRejected),
+        (lease, FailureCode::CredentialRejected),
     ];
     let mut number = 0;
     for (break_it, code) in faults {

@@ -159,9 +159,23 @@ async fn a_goodbye_waits_for_the_last_output_and_goes_as_soon_as_that_is_read() 
     settle().await;
     let began = Instant::now();
     node.shutdown.cancel();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     conn.expect_accepted(1).await;
     assert!(matches!(conn.rest(1).await.pop(), Some(RunEventKind::Complete(_))));
     conn.expect_goodbye(CloseCode::Drained).await;
-    assert_eq!(began.elapsed(), Duration::from_millis(100));
+    assert_eq!(began.elapsed(), Duration::from_millis(300));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_was_on_its_way_when_the_drain_began_is_refused_before_the_goodbye() {
+    // NOD-8: `draining`, not a disconnect of which nobody knows whether it ran
+    let (mut node, _calls) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
+    let mut conn = node.ready().await;
+    settle().await;
+    node.shutdown.cancel();
+    while !matches!(conn.next().await, ToEdge::Drain(_)) {}
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    conn.run(1).await;
+    assert_eq!(conn.failure(1).await.code, FailureCode::Draining);
+    conn.expect_goodbye(CloseCode::Drained).await;
 }

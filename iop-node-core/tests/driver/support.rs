@@ -216,7 +216,8 @@ impl Conn {
 
     pub(crate) fn accept_registration(&mut self, providers: Vec<ProviderConfig>) {
         let config = NodeConfigPayload { revision: 5, providers };
-        let outcome = Ok(Registered { node_id: NodeId::new("node").unwrap(), config });
+        let outcome =
+            Ok(Registered { node_id: NodeId::new("node").unwrap(), config, trusted_lease_signers: Vec::new() });
         self.send(ToNode::RegisterResponse(RegisterResponse { edge_time_ms: 1, outcome }));
     }
 
@@ -361,6 +362,7 @@ pub(crate) fn head(number: u64) -> DispatchHead {
         window: limits::INITIAL_WINDOW,
         prompt_tokens_estimate: 0,
         credential_lease: Redacted::new(Bytes::new()),
+        credential_scope: None,
     }
 }
 

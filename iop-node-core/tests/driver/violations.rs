@@ -117,7 +117,8 @@ async fn ready() -> Raw {
     raw.send(ToNode::HelloAck(HelloAck { proto: 1, features: vec![], max_envelope: 65_536, edge_id: "e".into() }));
     assert!(matches!(raw.next().await, ToEdge::Register(_)));
     let config = NodeConfigPayload { revision: 1, providers: vec![config()] };
-    let outcome = Ok(Registered { node_id: iop_execution::NodeId::new("n").unwrap(), config });
+    let outcome =
+        Ok(Registered { node_id: iop_execution::NodeId::new("n").unwrap(), config, trusted_lease_signers: Vec::new() });
     raw.send(ToNode::RegisterResponse(RegisterResponse { edge_time_ms: 1, outcome }));
     assert!(matches!(raw.next().await, ToEdge::Ready(_)));
     raw.send(ToNode::ReadyResponse(NodeReadyResponse { ready: true, lease_generation: 1 }));

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use iop_execution::{AdapterKey, InvalidName, NodeId, ProviderId, SessionId, Target};
+use iop_execution::{AdapterKey, InvalidName, NodeId, Principal, ProviderId, SessionId, Target};
 
 use super::ConvertError;
-use crate::limits::{MAX_HEADER_BYTES, MAX_HEADERS};
+use crate::limits::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT};
 use crate::message::RunNumber;
 use crate::proto;
 
@@ -21,9 +21,24 @@ pub(super) fn ensure<T>(value: T, holds: bool, problem: &'static str) -> Checked
     if holds { Ok(value) } else { Err(ConvertError::new(problem)) }
 }
 
+/// Whether `value` is one line of at most `limit` bytes.
+pub(super) fn is_text(value: &str, limit: usize) -> bool {
+    value.len() <= limit && !value.contains(char::is_control)
+}
+
 pub(super) fn text(value: String, limit: usize, problem: &'static str) -> Checked<String> {
-    let holds = value.len() <= limit && !value.chars().any(char::is_control);
+    let holds = is_text(&value, limit);
     ensure(value, holds, problem)
+}
+
+/// A text that names something, so not an empty one.
+pub(super) fn named(value: String, problem: &'static str) -> Checked<String> {
+    let holds = is_named(&value);
+    ensure(value, holds, problem)
+}
+
+pub(super) fn is_named(value: &str) -> bool {
+    !value.is_empty() && is_text(value, MAX_TEXT)
 }
 
 pub(super) fn bytes(value: Bytes, limit: usize, problem: &'static str) -> Checked<Bytes> {
@@ -72,6 +87,10 @@ pub(super) fn node_id(value: &str) -> Checked<NodeId> {
     name(NodeId::new(value), "node_id is no valid name")
 }
 
+pub(super) fn principal(value: &str) -> Checked<Principal> {
+    name(Principal::new(value), "principal is no valid name")
+}
+
 pub(super) fn target(value: &str) -> Checked<Target> {
     name(Target::new(value), "target is no valid name")
 }
@@ -84,14 +103,14 @@ pub(super) fn method(value: &str) -> Checked<Method> {
     Method::from_bytes(value.as_bytes()).map_err(|_| ConvertError::new("method is no HTTP method"))
 }
 
+/// Checks how many headers there are, and their bytes: names and values.
+pub(super) fn header_bounds(count: usize, bytes: usize) -> Checked<()> {
+    ensure((), count <= MAX_HEADERS, "more headers than allowed")?;
+    ensure((), bytes <= MAX_HEADER_BYTES, "larger headers than allowed")
+}
+
 pub(super) fn headers(values: Vec<proto::Header>) -> Checked<HeaderMap> {
-    if values.len() > MAX_HEADERS {
-        return Err(ConvertError::new("more headers than allowed"));
-    }
-    let size: usize = values.iter().map(|header| header.name.len() + header.value.len()).sum();
-    if size > MAX_HEADER_BYTES {
-        return Err(ConvertError::new("larger headers than allowed"));
-    }
+    header_bounds(values.len(), values.iter().map(|header| header.name.len() + header.value.len()).sum())?;
     let mut headers = HeaderMap::with_capacity(values.len());
     for header in values {
         let name =

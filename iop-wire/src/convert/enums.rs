@@ -1,7 +1,7 @@
 //! Decides which number stands for which value of a closed list; 0 and unknown numbers are violations (WIR-3).
 
-use iop_execution::failure::ProviderReason;
-use iop_execution::{CancelReason, FailureCode, FailureStage, FinishReason, ProviderContacted};
+use iop_execution::failure::{BindingField, LivenessClassification, ProviderReason, TimeoutSetting};
+use iop_execution::{CancelReason, FailureCode, FailureStage, FinishReason, Health, ProviderContacted};
 
 use super::ConvertError;
 use crate::message::{CancelPolicy, CloseCode, RefusalReason, WireMode};
@@ -17,27 +17,31 @@ where
 }
 
 macro_rules! enums {
-    ($($name:ident { $($variant:ident,)* })*) => {$(
-        impl From<$name> for proto::$name {
+    ($($name:ident $(= $wire:ident)? { $($variant:ident,)* })*) => {
+        $(enums!(@one $name, ($($wire,)? $name,), $($variant,)*);)*
+    };
+    (@one $name:ident, ($wire:ident, $($own:ident,)?), $($variant:ident,)*) => {
+        impl From<$name> for proto::$wire {
             fn from(value: $name) -> Self {
                 match value { $($name::$variant => Self::$variant,)* }
             }
         }
 
-        impl TryFrom<proto::$name> for $name {
+        impl TryFrom<proto::$wire> for $name {
             type Error = ConvertError;
 
-            fn try_from(value: proto::$name) -> Result<Self, ConvertError> {
+            fn try_from(value: proto::$wire) -> Result<Self, ConvertError> {
                 match value {
-                    proto::$name::Unspecified => Err(ConvertError::new(concat!(stringify!($name), " is unspecified"))),
-                    $(proto::$name::$variant => Ok(Self::$variant),)*
+                    proto::$wire::Unspecified => Err(ConvertError::new(concat!(stringify!($wire), " is unspecified"))),
+                    $(proto::$wire::$variant => Ok(Self::$variant),)*
                 }
             }
         }
-    )*};
+    };
 }
 
 enums! {
+    BindingField { Node, Principal, Profile, Route, RunId, Slot, Target, Upstream, }
     CancelPolicy { Abort, Drain, }
     CancelReason { Client, EdgeDeadline, Withdrawn, ReceivePool, SlowClient, Drain, }
     CloseCode {
@@ -51,10 +55,13 @@ enums! {
     }
     FailureStage { Admission, Credential, Connect, Prefill, Stream, Close, }
     FinishReason { Stop, Length, ToolCalls, ContentFilter, FunctionCall, }
+    Health = ProviderHealth { Available, Unavailable, Unknown, }
+    LivenessClassification { RequestStalled, ProviderUnhealthy, HealthUnknown, }
     ProviderContacted { No, Unknown, Yes, }
     ProviderReason { AuthFailed, ContextLengthExceeded, Overloaded, }
     RefusalReason {
         UnknownToken, DuplicateConnection, ConfigUnavailable, UnsupportedProtocol, IdentityRequired, IdentityMismatch, Draining,
     }
+    TimeoutSetting { ResponseStall, FirstResponse, }
     WireMode { Auto, Run, }
 }

@@ -1,7 +1,6 @@
 //! Decides how events and tunnel frames cross the wire.
 
 use bytes::Bytes;
-use http::StatusCode;
 use iop_execution::{
     CancelReason, FinishReason, FrameFlags, RunEvent, RunEventKind, ToolCallDelta, TunnelFrame, TunnelHead,
 };
@@ -37,11 +36,8 @@ impl TryFrom<proto::RunEvent> for (RunNumber, RunEvent) {
         let number = run(event.run)?;
         within(number, || {
             let kind = event_kind(required(event.kind, "an event of no known kind")?)?;
-            let usage = event.usage.map(Into::into);
-            if matches!(kind, RunEventKind::Usage) && usage.is_none() {
-                return Err(ConvertError::new("a usage report without usage"));
-            }
-            Ok((number, RunEvent { seq: n(event.n)?, kind, usage }))
+            usage_bounds(&kind, event.usage.is_some())?;
+            Ok((number, RunEvent { seq: n(event.n)?, kind, usage: event.usage.map(Into::into) }))
         })
     }
 }
@@ -60,8 +56,22 @@ fn event_kind(kind: Kind) -> Checked<RunEventKind> {
 }
 
 fn delta(text: String) -> Checked<String> {
-    let holds = text.len() <= MAX_DELTA;
-    ensure(text, holds, "a delta is longer than allowed")
+    delta_bounds(&text)?;
+    Ok(text)
+}
+
+pub(super) fn delta_bounds(text: &str) -> Checked<()> {
+    ensure((), text.len() <= MAX_DELTA, "a delta is longer than allowed")
+}
+
+pub(super) fn call_bounds(call: &ToolCallDelta) -> Checked<()> {
+    let fixed = call.id.as_ref().map_or(0, String::len) + call.name.as_ref().map_or(0, String::len);
+    let holds = fixed <= MAX_DELTA && call.arguments.len() <= MAX_DELTA;
+    ensure((), holds, "a piece of a tool call is longer than allowed")
+}
+
+pub(super) fn usage_bounds(kind: &RunEventKind, usage: bool) -> Checked<()> {
+    ensure((), usage || !matches!(kind, RunEventKind::Usage), "a usage report without usage")
 }
 
 fn finish_reason(number: i32) -> Checked<FinishReason> {
@@ -84,9 +94,9 @@ impl TryFrom<proto::ToolCallDelta> for ToolCallDelta {
 
     fn try_from(call: proto::ToolCallDelta) -> Checked<Self> {
         let proto::ToolCallDelta { index, id, name, arguments } = call;
-        let fixed = id.as_ref().map_or(0, String::len) + name.as_ref().map_or(0, String::len);
-        let holds = fixed <= MAX_DELTA && arguments.len() <= MAX_DELTA;
-        ensure(Self { index, id, name, arguments }, holds, "a piece of a tool call is longer than allowed")
+        let call = Self { index, id, name, arguments };
+        call_bounds(&call)?;
+        Ok(call)
     }
 }
 
@@ -127,11 +137,10 @@ fn tunnel_part(part: Part) -> Checked<TunnelFrame> {
             let flags = required(FrameFlags::from_wire(flags), "an unknown flag")?;
             TunnelFrame::Body { bytes: chunk(bytes)?, flags }
         }
-        Part::Head(head) => {
-            let status = failure::status(head.status)?;
-            let status = StatusCode::from_u16(status).map_err(|_| ConvertError::new("no HTTP status"))?;
-            TunnelFrame::Head(TunnelHead { status, headers: headers(head.headers)? })
-        }
+        Part::Head(head) => TunnelFrame::Head(TunnelHead {
+            status: failure::http_status(head.status)?,
+            headers: headers(head.headers)?,
+        }),
         Part::Usage(usage) => TunnelFrame::Usage(usage.into()),
         Part::End(End {}) => TunnelFrame::End,
         Part::Failed(failure) => TunnelFrame::Failed(failure.try_into()?),
@@ -145,9 +154,10 @@ const COPY_BELOW: usize = 4 * 1024;
 
 /// A piece of a body.
 pub(super) fn chunk(bytes: Bytes) -> Checked<Bytes> {
-    match bytes.len() {
-        0..COPY_BELOW => Ok(Bytes::copy_from_slice(&bytes)),
-        COPY_BELOW..=MAX_CHUNK => Ok(bytes),
-        _ => Err(ConvertError::new("a piece of a body is larger than allowed")),
-    }
+    chunk_bounds(&bytes)?;
+    Ok(if bytes.len() < COPY_BELOW { Bytes::copy_from_slice(&bytes) } else { bytes })
+}
+
+pub(super) fn chunk_bounds(bytes: &[u8]) -> Checked<()> {
+    ensure((), bytes.len() <= MAX_CHUNK, "a piece of a body is larger than allowed")
 }

@@ -2,23 +2,37 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use iop_execution::Redacted;
 
-use super::bounds::{Checked, adapter, ensure, list, node_id, provider_id, required, target, text};
+use super::bounds::{Checked, adapter, ensure, list, named, node_id, provider_id, required, target, text};
 use super::{ConvertError, enums};
-use crate::limits::{MAX_LIST, MAX_PATH, MAX_TARGETS, MAX_TEXT, MAX_TOKEN};
+use crate::limits::{MAX_CREDENTIAL_STATES, MAX_LEASE_SIGNERS, MAX_LIST, MAX_PATH, MAX_TARGETS, MAX_TEXT, MAX_TOKEN};
 use crate::message::{
-    AdapterInventory, ConfigAck, ConfigUpdate, Hello, HelloAck, NodeConfigPayload, NodeReadyRequest, NodeReadyResponse,
-    ProviderConfig, ProviderReady, ReadyTarget, RegisterRefusal, RegisterRequest, RegisterResponse, Registered,
+    AdapterInventory, ConfigAck, ConfigUpdate, CredentialState, Hello, HelloAck, LeaseSigner, NodeConfigPayload,
+    NodeReadyRequest, NodeReadyResponse, ProviderConfig, ProviderReady, ReadyTarget, RegisterRefusal, RegisterRequest,
+    RegisterResponse, Registered,
 };
 use crate::proto;
 use proto::register_response::Outcome;
+
+pub(super) const NO_ERROR: &str = "error is no valid text";
 
 /// Bytes of an X25519 public key.
 const KEY: usize = 32;
 
 fn features(values: Vec<String>) -> Checked<Vec<String>> {
     list(values, MAX_LIST, "too many features", |feature| text(feature, MAX_TEXT, "a feature is no valid text"))
+}
+
+fn signers(values: Vec<Bytes>) -> Checked<Vec<LeaseSigner>> {
+    list(values, MAX_LEASE_SIGNERS, "too many lease signers", |key| {
+        key.as_ref().try_into().map_err(|_| ConvertError::new("the key of a lease signer is not 32 bytes long"))
+    })
+}
+
+fn signers_to_wire(signers: Vec<LeaseSigner>) -> Vec<Bytes> {
+    signers.iter().map(|key| Bytes::copy_from_slice(key)).collect()
 }
 
 impl From<Hello> for proto::Hello {
@@ -119,6 +133,7 @@ impl From<RegisterResponse> for proto::RegisterResponse {
             Ok(registered) => Outcome::Accepted(proto::Registered {
                 node_id: registered.node_id.as_str().to_owned(),
                 config: Some(registered.config.into()),
+                trusted_lease_signers: signers_to_wire(registered.trusted_lease_signers),
             }),
             Err(refusal) => Outcome::Refused(proto::RegisterRefusal {
                 reason: proto::RefusalReason::from(refusal.reason).into(),
@@ -137,6 +152,7 @@ impl TryFrom<proto::RegisterResponse> for RegisterResponse {
             Outcome::Accepted(registered) => Ok(Registered {
                 node_id: node_id(&registered.node_id)?,
                 config: required(registered.config, "a registration without config")?.try_into()?,
+                trusted_lease_signers: signers(registered.trusted_lease_signers)?,
             }),
             Outcome::Refused(refusal) => Err(RegisterRefusal {
                 reason: enums::value::<proto::RefusalReason, _>(refusal.reason, "no known refusal reason")?,
@@ -287,7 +303,15 @@ impl From<proto::NodeReadyResponse> for NodeReadyResponse {
 
 impl From<ConfigUpdate> for proto::ConfigUpdate {
     fn from(update: ConfigUpdate) -> Self {
-        Self { config: Some(update.config.into()) }
+        Self {
+            config: Some(update.config.into()),
+            trusted_lease_signers: signers_to_wire(update.trusted_lease_signers),
+            credential_states: update
+                .credential_states
+                .into_iter()
+                .map(|CredentialState { slot, revision, disabled }| proto::CredentialState { slot, revision, disabled })
+                .collect(),
+        }
     }
 }
 
@@ -295,7 +319,22 @@ impl TryFrom<proto::ConfigUpdate> for ConfigUpdate {
     type Error = ConvertError;
 
     fn try_from(update: proto::ConfigUpdate) -> Checked<Self> {
-        Ok(Self { config: required(update.config, "a config update without config")?.try_into()? })
+        Ok(Self {
+            config: required(update.config, "a config update without config")?.try_into()?,
+            trusted_lease_signers: signers(update.trusted_lease_signers)?,
+            credential_states: list(
+                update.credential_states,
+                MAX_CREDENTIAL_STATES,
+                "too many credential slots",
+                |state| {
+                    Ok(CredentialState {
+                        slot: named(state.slot, "slot is no valid name")?,
+                        revision: state.revision,
+                        disabled: state.disabled,
+                    })
+                },
+            )?,
+        })
     }
 }
 
@@ -313,7 +352,7 @@ impl TryFrom<proto::ConfigAck> for ConfigAck {
         Ok(Self {
             seen_revision: ack.seen_revision,
             applied_revision: ack.applied_revision,
-            error: text(ack.error, MAX_PATH, "error is no valid text")?,
+            error: text(ack.error, MAX_PATH, NO_ERROR)?,
         })
     }
 }

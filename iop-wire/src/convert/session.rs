@@ -1,14 +1,22 @@
 //! Decides how commands, liveness and the end of a connection cross the wire.
 
+use std::num::NonZeroU32;
+
 use iop_execution::Redacted;
 
 use super::bounds::{Checked, adapter, bytes, method, required, session_id, target, text};
-use super::{ConvertError, enums};
+use super::{ConvertError, enums, failure};
 use crate::limits::{MAX_COMMAND_BODY, MAX_PATH};
-use crate::message::{CommandRequest, CommandResponse, CommandResult, Drain, Goodbye, NodeCommand, Ping, Pong};
+use crate::message::{
+    CapabilitiesResult, CommandRequest, CommandResponse, CommandResult, Drain, Goodbye, NodeCommand, Ping, Pong,
+    TargetHealth,
+};
 use crate::proto;
 use proto::node_command_request::{Capabilities, Command, OllamaApi, TransportStatus};
-use proto::node_command_response::{Outcome, TransportStatusResult};
+use proto::node_command_response::{self, OllamaApiResult, Outcome, TransportStatusResult};
+
+pub(super) const BODY_TOO_LARGE: &str = "the body of a command is too large";
+pub(super) const NO_PATH: &str = "path is no valid text";
 
 impl From<CommandRequest> for proto::NodeCommandRequest {
     fn from(request: CommandRequest) -> Self {
@@ -47,8 +55,8 @@ impl TryFrom<proto::NodeCommandRequest> for CommandRequest {
             Command::OllamaApi(command) => NodeCommand::OllamaApi {
                 adapter: adapter(&command.adapter)?,
                 method: method(&command.method)?,
-                path: text(command.path, MAX_PATH, "path is no valid text")?,
-                body: Redacted::new(bytes(command.body, MAX_COMMAND_BODY, "the body of a command is too large")?),
+                path: text(command.path, MAX_PATH, NO_PATH)?,
+                body: Redacted::new(bytes(command.body, MAX_COMMAND_BODY, BODY_TOO_LARGE)?),
             },
         };
         Ok(Self {
@@ -65,6 +73,10 @@ impl From<CommandResponse> for proto::NodeCommandResponse {
         let outcome = match response.outcome {
             Ok(CommandResult::TransportStatus { active_runs }) => {
                 Outcome::TransportStatus(TransportStatusResult { active_runs })
+            }
+            Ok(CommandResult::Capabilities(result)) => Outcome::Capabilities(result.into()),
+            Ok(CommandResult::OllamaApi { status, body }) => {
+                Outcome::OllamaApi(OllamaApiResult { status: status.as_u16().into(), body: body.into_inner() })
             }
             Err(failure) => Outcome::Failed(failure.into()),
         };
@@ -84,9 +96,58 @@ impl TryFrom<proto::NodeCommandResponse> for CommandResponse {
             Outcome::TransportStatus(TransportStatusResult { active_runs }) => {
                 Ok(CommandResult::TransportStatus { active_runs })
             }
+            Outcome::Capabilities(result) => Ok(CommandResult::Capabilities(result.try_into()?)),
+            Outcome::OllamaApi(OllamaApiResult { status, body }) => Ok(CommandResult::OllamaApi {
+                status: failure::http_status(status)?,
+                body: Redacted::new(bytes(body, MAX_COMMAND_BODY, BODY_TOO_LARGE)?),
+            }),
             Outcome::Failed(failure) => Err(failure.try_into()?),
         };
         Ok(Self { command_id: response.command_id, session_id: session_id(response.session_id)?, outcome })
+    }
+}
+
+impl From<CapabilitiesResult> for node_command_response::CapabilitiesResult {
+    fn from(result: CapabilitiesResult) -> Self {
+        let CapabilitiesResult { adapter, capabilities, health } = result;
+        Self {
+            adapter: adapter.as_str().to_owned(),
+            max_concurrency: capabilities.max_concurrency.map_or(0, NonZeroU32::get),
+            runs: capabilities.runs,
+            tunnels: capabilities.tunnels,
+            commands: capabilities.commands,
+            tools: capabilities.tools,
+            reasoning: capabilities.reasoning,
+            embeddings: capabilities.embeddings,
+            health: health.map(|health| node_command_response::TargetHealth {
+                target: health.target.as_str().to_owned(),
+                status: proto::ProviderHealth::from(health.status).into(),
+                health_observation_seq: health.health_observation_seq.get(),
+            }),
+        }
+    }
+}
+
+impl TryFrom<node_command_response::CapabilitiesResult> for CapabilitiesResult {
+    type Error = ConvertError;
+
+    fn try_from(result: node_command_response::CapabilitiesResult) -> Checked<Self> {
+        let mut capabilities = iop_execution::Capabilities::runs_only();
+        capabilities.max_concurrency = NonZeroU32::new(result.max_concurrency);
+        capabilities.runs = result.runs;
+        capabilities.tunnels = result.tunnels;
+        capabilities.commands = result.commands;
+        capabilities.tools = result.tools;
+        capabilities.reasoning = result.reasoning;
+        capabilities.embeddings = result.embeddings;
+        let health = result.health.map(|health| {
+            Ok(TargetHealth {
+                target: target(&health.target)?,
+                status: enums::value::<proto::ProviderHealth, _>(health.status, "no known status of a target")?,
+                health_observation_seq: failure::observation(health.health_observation_seq)?,
+            })
+        });
+        Ok(Self { adapter: adapter(&result.adapter)?, capabilities, health: health.transpose()? })
     }
 }
 

@@ -1,12 +1,16 @@
+use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use iop_execution::failure::ProviderReason;
+use iop_execution::failure::{
+    BindingField, CredentialReason, LivenessClassification, OwnershipClose, ProviderReason, StallDetail,
+    TimeoutSetting, safe_message,
+};
 use iop_execution::{
-    AdapterKey, CancelReason, ExecutionFailure, FailureCode, FailureStage, FinishReason, FrameFlags, NodeId,
-    ProviderContacted, ProviderId, Redacted, RunEvent, RunEventKind, RunId, SessionId, Target, ToolCallDelta,
-    TunnelFrame, TunnelHead, Usage,
+    AdapterKey, CancelReason, Capabilities, ExecutionFailure, FailureCode, FailureStage, FinishReason, FrameFlags,
+    Health, NodeId, Principal, ProviderContacted, ProviderId, Redacted, RunEvent, RunEventKind, RunId, SessionId,
+    Target, ToolCallDelta, TunnelFrame, TunnelHead, Usage,
 };
 use prost::Message;
 
@@ -14,6 +18,7 @@ use super::*;
 use crate::limits::{INITIAL_WINDOW, MAX_CHUNK, MAX_DELTA, MAX_WINDOW, MIN_WINDOW};
 use crate::message::*;
 
+mod checks;
 mod round_trip;
 mod violations;
 
@@ -35,6 +40,22 @@ fn failure() -> ExecutionFailure {
     .with_status(400)
     .with_retry_after_ms(Some(1500))
     .with_reason(Some(ProviderReason::ContextLengthExceeded))
+}
+
+fn stalled() -> ExecutionFailure {
+    let mut stall = StallDetail::new(adapter(), target("m"), TimeoutSetting::FirstResponse);
+    stall.liveness_classification = LivenessClassification::ProviderUnhealthy;
+    stall.health_observation_seq = NonZeroU64::new(300);
+    stall.ownership_close = OwnershipClose::Confirmed { retryable: true };
+    stall.idle_ms = 300_001;
+    stall.timeout_ms = 300_000;
+    ExecutionFailure::new(FailureCode::ResponseStalled, FailureStage::Stream, ProviderContacted::Yes, "no progress")
+        .with_stall(stall)
+}
+
+fn mismatched() -> ExecutionFailure {
+    ExecutionFailure::new(FailureCode::CredentialRejected, FailureStage::Credential, ProviderContacted::No, "no")
+        .with_credential(CredentialReason::BindingMismatch(BindingField::Slot))
 }
 
 fn usage() -> Usage {
@@ -65,6 +86,12 @@ fn dispatch() -> DispatchHead {
         window: INITIAL_WINDOW,
         prompt_tokens_estimate: 300,
         credential_lease: Redacted::new(Bytes::from_static(b"sealed")),
+        credential_scope: Some(Box::new(CredentialScope {
+            principal: Principal::new("team-a").unwrap(),
+            route: "default".into(),
+            slot: "openai".into(),
+            profile: "bearer".into(),
+        })),
     }
 }
 
@@ -98,6 +125,18 @@ fn event(kind: RunEventKind) -> ToEdge {
 
 fn frame(frame: TunnelFrame) -> ToEdge {
     ToEdge::Frame(RunNumber(3), 5, frame)
+}
+
+fn answer(result: CommandResult) -> ToEdge {
+    ToEdge::CommandResponse(CommandResponse { command_id: 2, session_id: None, outcome: Ok(result) })
+}
+
+fn capabilities() -> CapabilitiesResult {
+    let mut capabilities = Capabilities::runs_only().with_max_concurrency(NonZeroU32::new(8)).with_features(true, true);
+    capabilities.embeddings = true;
+    let seq = NonZeroU64::MIN;
+    let health = TargetHealth { target: target("m"), status: Health::Available, health_observation_seq: seq };
+    CapabilitiesResult { adapter: adapter(), capabilities, health: Some(health) }
 }
 
 /// One of each message that a Node sends.
@@ -166,14 +205,17 @@ fn to_edge() -> Vec<(&'static str, ToEdge)> {
         ("ProviderTunnelFrame.Usage", frame(TunnelFrame::Usage(usage()))),
         ("ProviderTunnelFrame.End", frame(TunnelFrame::End)),
         ("ProviderTunnelFrame.Failed", frame(TunnelFrame::Failed(failure()))),
+        ("RunEvent.Error.Stall", event(RunEventKind::Error(stalled()))),
+        ("ProviderTunnelFrame.Failed.Credential", frame(TunnelFrame::Failed(mismatched()))),
         ("ProviderTunnelFrame.Cancelled", frame(TunnelFrame::Cancelled(CancelReason::Drain))),
         ("WindowCredit", ToEdge::Credit(RunNumber(3), 65536)),
+        ("NodeCommandResponse.TransportStatus", answer(CommandResult::TransportStatus { active_runs: 3 })),
+        ("NodeCommandResponse.Capabilities", answer(CommandResult::Capabilities(capabilities()))),
         (
-            "NodeCommandResponse.TransportStatus",
-            ToEdge::CommandResponse(CommandResponse {
-                command_id: 2,
-                session_id: None,
-                outcome: Ok(CommandResult::TransportStatus { active_runs: 3 }),
+            "NodeCommandResponse.OllamaApi",
+            answer(CommandResult::OllamaApi {
+                status: StatusCode::NOT_FOUND,
+                body: Redacted::new(Bytes::from_static(b"{}")),
             }),
         ),
         (
@@ -215,7 +257,11 @@ fn to_node() -> Vec<(&'static str, ToNode)> {
             "RegisterResponse.Accepted",
             ToNode::RegisterResponse(RegisterResponse {
                 edge_time_ms: 1_800_000_000_000,
-                outcome: Ok(Registered { node_id: NodeId::new("node-1").unwrap(), config: config() }),
+                outcome: Ok(Registered {
+                    node_id: NodeId::new("node-1").unwrap(),
+                    config: config(),
+                    trusted_lease_signers: vec![[5; 32]],
+                }),
             }),
         ),
         (
@@ -256,7 +302,14 @@ fn to_node() -> Vec<(&'static str, ToNode)> {
                 body: Redacted::new(Bytes::from_static(b"{}")),
             }),
         ),
-        ("ConfigUpdate", ToNode::ConfigUpdate(ConfigUpdate { config: config() })),
+        (
+            "ConfigUpdate",
+            ToNode::ConfigUpdate(ConfigUpdate {
+                config: config(),
+                trusted_lease_signers: vec![[5; 32], [6; 32]],
+                credential_states: vec![CredentialState { slot: "openai".into(), revision: 4, disabled: true }],
+            }),
+        ),
         ("Ping", ToNode::Ping(Ping { nonce: 300 })),
         ("Pong", ToNode::Pong(Pong { nonce: 300, edge_time_ms: 1_800_000_000_000 })),
         ("Drain", ToNode::Drain(Drain { deadline_ms: 30_000 })),
@@ -317,11 +370,11 @@ fn envelopes_are_checked_for_size_before_they_are_encoded() {
 
     let mut large = config();
     large.providers[0].targets = (0..4000).map(|n| target(&format!("{n:0>200}"))).collect();
-    let update = ToNode::ConfigUpdate(ConfigUpdate { config: large.clone() });
+    let update = ToNode::ConfigUpdate(ConfigUpdate::new(large.clone()));
     assert!(encoded(&update).len() > 10 * MAX_ENVELOPE, "config may be larger than other messages");
     large.providers[0].targets = (0..4000).map(|n| target(&format!("{n:0>256}"))).collect();
     large.providers.push(large.providers[0].clone());
-    let update = ToNode::ConfigUpdate(ConfigUpdate { config: large });
+    let update = ToNode::ConfigUpdate(ConfigUpdate::new(large));
     assert!(update.check().is_err());
     assert_eq!(ToNode::encode(Sequenced { seq: 1, message: update }), Err(LinkError::TooLarge));
 }

@@ -2,7 +2,8 @@
 //!
 //! Envelopes are encoded straight into the frame buffer of the stream. HTTP/2 windows are fixed and small, its keepalive is
 //! off (the heartbeat decides), and what it may hold back per stream is bounded: order is decided in the outbox as late as
-//! possible (WIR-9, WIR-10). `TCP_NODELAY` is set on every socket (WIR-11).
+//! possible (WIR-9, WIR-10). `TCP_NODELAY` is set on every socket, and its
+//! congestion control is a setting (WIR-11).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,12 +20,14 @@ use crate::message::Sequenced;
 
 mod client;
 mod codec;
+mod congestion;
 mod reason;
 mod server;
 #[cfg(test)]
 mod tests;
 
 pub use client::GrpcConnector;
+pub use congestion::{Congestion, congestion};
 pub use server::{GrpcListener, IdentityOf, serve_edge};
 
 /// Path of the one call of the schema's one service.
@@ -102,6 +105,8 @@ fn link_error(status: &Status, shared: &Shared) -> LinkError {
     LinkError::Transport(reason::of_status(status))
 }
 
-fn prepare(socket: &TcpStream) -> std::io::Result<()> {
-    socket.set_nodelay(true)
+fn prepare(socket: &TcpStream, wanted: Congestion) -> std::io::Result<()> {
+    socket.set_nodelay(true)?;
+    congestion::apply(socket, wanted);
+    Ok(())
 }

@@ -11,7 +11,7 @@ use futures_core::Stream;
 use tokio::sync::mpsc;
 
 use super::{ConnectError, Connector, EdgeLink, Incoming, Link, LinkError, NodeLink, Outgoing, PeerIdentity};
-use crate::convert::WireMessage;
+use crate::convert::{WireMessage, decode_nth};
 use crate::limits::ACCEPT_QUEUE;
 use crate::message::Sequenced;
 
@@ -183,13 +183,15 @@ impl<I: WireMessage, O: Send + 'static> Link for MemoryLink<I, O> {
 
     fn start(self: Box<Self>, outgoing: Outgoing<O>) -> Incoming<I> {
         self.ends.send.open(outgoing);
-        Box::pin(Received { ends: self.ends, mode: self.mode, broken: false })
+        Box::pin(Received { ends: self.ends, mode: self.mode, received: 0, broken: false })
     }
 }
 
 struct Received<I, O> {
     ends: Ends<I, O>,
     mode: MemoryMode,
+    /// Messages so far; stops counting at the largest number.
+    received: u32,
     broken: bool,
 }
 
@@ -202,9 +204,10 @@ impl<I: WireMessage, O> Stream for Received<I, O> {
         }
         let Poll::Ready(message) = self.ends.receive.poll_next(cx) else { return Poll::Pending };
         let Some(message) = message else { return Poll::Ready(None) };
+        self.received = self.received.saturating_add(1);
         let item = match self.mode {
             MemoryMode::Direct => Ok(message),
-            MemoryMode::Encoded => I::encode(message).and_then(I::decode),
+            MemoryMode::Encoded => I::encode(message).and_then(|bytes| decode_nth(self.received, bytes)),
         };
         self.broken = item.as_ref().is_err_and(|error| !matches!(error, LinkError::MalformedRun { .. }));
         Poll::Ready(Some(item))

@@ -168,6 +168,9 @@ pub struct Registered {
     pub node_id: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub config: ::core::option::Option<NodeConfigPayload>,
+    /// Ed25519 keys whose credential leases the Node takes: 32 bytes each, at most 8.
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub trusted_lease_signers: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -318,6 +321,22 @@ pub struct DispatchHead {
     /// Sealed; empty = none.
     #[prost(bytes = "bytes", tag = "14")]
     pub credential_lease: ::prost::bytes::Bytes,
+    /// With a lease, and only with one.
+    #[prost(message, optional, tag = "15")]
+    pub credential_scope: ::core::option::Option<CredentialScope>,
+}
+/// What a lease was issued for: compared with what is sealed, and with the Node's own configuration. None is empty.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct CredentialScope {
+    #[prost(string, tag = "1")]
+    pub principal: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub route: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub slot: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub profile: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -522,6 +541,42 @@ pub struct ExecutionFailure {
     pub message: ::prost::alloc::string::String,
     #[prost(enumeration = "ProviderReason", optional, tag = "7")]
     pub provider_reason: ::core::option::Option<i32>,
+    #[prost(message, optional, boxed, tag = "8")]
+    pub stall: ::core::option::Option<::prost::alloc::boxed::Box<StallDetail>>,
+    #[prost(enumeration = "CredentialReason", optional, tag = "9")]
+    pub credential: ::core::option::Option<i32>,
+    /// With CREDENTIAL_REASON_BINDING_MISMATCH, and only with it.
+    #[prost(enumeration = "BindingField", optional, tag = "10")]
+    pub binding_field: ::core::option::Option<i32>,
+}
+/// What a Node knew when it ended a stalled run. None of it is provider text.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct StallDetail {
+    /// Evidence: one of the three pairs available/request_stalled, unavailable/provider_unhealthy, unknown/health_unknown.
+    /// Any other pair is the third.
+    #[prost(enumeration = "ProviderHealth", tag = "1")]
+    pub provider_health: i32,
+    #[prost(enumeration = "LivenessClassification", tag = "2")]
+    pub liveness_classification: i32,
+    /// Counts finished observations of the connection from 1; absent from work that is bound to no connection.
+    #[prost(uint64, optional, tag = "3")]
+    pub health_observation_seq: ::core::option::Option<u64>,
+    #[prost(enumeration = "OwnershipClose", tag = "4")]
+    pub ownership_close: i32,
+    /// Never without a confirmed close.
+    #[prost(bool, tag = "5")]
+    pub retryable: bool,
+    #[prost(uint64, tag = "6")]
+    pub idle_ms: u64,
+    #[prost(uint64, tag = "7")]
+    pub timeout_ms: u64,
+    #[prost(enumeration = "TimeoutSetting", tag = "8")]
+    pub timeout_setting: i32,
+    #[prost(string, tag = "9")]
+    pub adapter: ::prost::alloc::string::String,
+    #[prost(string, tag = "10")]
+    pub target: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -580,7 +635,7 @@ pub struct NodeCommandResponse {
     pub command_id: u64,
     #[prost(string, optional, tag = "2")]
     pub session_id: ::core::option::Option<::prost::alloc::string::String>,
-    #[prost(oneof = "node_command_response::Outcome", tags = "3, 4")]
+    #[prost(oneof = "node_command_response::Outcome", tags = "3, 4, 5, 6")]
     pub outcome: ::core::option::Option<node_command_response::Outcome>,
 }
 /// Nested message and enum types in `NodeCommandResponse`.
@@ -591,6 +646,52 @@ pub mod node_command_response {
         #[prost(uint32, tag = "1")]
         pub active_runs: u32,
     }
+    /// What an adapter can do; its targets are those of NodeReadyRequest.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    #[prost(skip_debug)]
+    pub struct CapabilitiesResult {
+        #[prost(string, tag = "1")]
+        pub adapter: ::prost::alloc::string::String,
+        /// 0 = not known.
+        #[prost(uint32, tag = "2")]
+        pub max_concurrency: u32,
+        #[prost(bool, tag = "3")]
+        pub runs: bool,
+        #[prost(bool, tag = "4")]
+        pub tunnels: bool,
+        #[prost(bool, tag = "5")]
+        pub commands: bool,
+        #[prost(bool, tag = "6")]
+        pub tools: bool,
+        #[prost(bool, tag = "7")]
+        pub reasoning: bool,
+        #[prost(bool, tag = "8")]
+        pub embeddings: bool,
+        /// Of the target that was asked for.
+        #[prost(message, optional, tag = "9")]
+        pub health: ::core::option::Option<TargetHealth>,
+    }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    #[prost(skip_debug)]
+    pub struct TargetHealth {
+        #[prost(string, tag = "1")]
+        pub target: ::prost::alloc::string::String,
+        #[prost(enumeration = "super::ProviderHealth", tag = "2")]
+        pub status: i32,
+        /// Counts finished observations of the connection, from 1.
+        #[prost(uint64, tag = "3")]
+        pub health_observation_seq: u64,
+    }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    #[prost(skip_debug)]
+    pub struct OllamaApiResult {
+        /// HTTP status of Ollama's answer.
+        #[prost(uint32, tag = "1")]
+        pub status: u32,
+        /// At most 32 KiB.
+        #[prost(bytes = "bytes", tag = "2")]
+        pub body: ::prost::bytes::Bytes,
+    }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     #[prost(skip_debug)]
     pub enum Outcome {
@@ -598,6 +699,10 @@ pub mod node_command_response {
         Failed(super::ExecutionFailure),
         #[prost(message, tag = "4")]
         TransportStatus(TransportStatusResult),
+        #[prost(message, tag = "5")]
+        Capabilities(CapabilitiesResult),
+        #[prost(message, tag = "6")]
+        OllamaApi(OllamaApiResult),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -605,6 +710,23 @@ pub mod node_command_response {
 pub struct ConfigUpdate {
     #[prost(message, optional, tag = "1")]
     pub config: ::core::option::Option<NodeConfigPayload>,
+    /// All that are trusted from now on, as in Registered.
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub trusted_lease_signers: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// Every slot this Node may get leases of.
+    #[prost(message, repeated, tag = "3")]
+    pub credential_states: ::prost::alloc::vec::Vec<CredentialState>,
+}
+/// Where a credential slot stands: leases of an older revision are refused, and all of a disabled slot.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct CredentialState {
+    #[prost(string, tag = "1")]
+    pub slot: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub revision: u64,
+    #[prost(bool, tag = "3")]
+    pub disabled: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -828,6 +950,254 @@ impl FinishReason {
             "FINISH_REASON_TOOL_CALLS" => Some(Self::ToolCalls),
             "FINISH_REASON_CONTENT_FILTER" => Some(Self::ContentFilter),
             "FINISH_REASON_FUNCTION_CALL" => Some(Self::FunctionCall),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ProviderHealth {
+    Unspecified = 0,
+    Available = 1,
+    Unavailable = 2,
+    Unknown = 3,
+}
+impl ProviderHealth {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PROVIDER_HEALTH_UNSPECIFIED",
+            Self::Available => "PROVIDER_HEALTH_AVAILABLE",
+            Self::Unavailable => "PROVIDER_HEALTH_UNAVAILABLE",
+            Self::Unknown => "PROVIDER_HEALTH_UNKNOWN",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PROVIDER_HEALTH_UNSPECIFIED" => Some(Self::Unspecified),
+            "PROVIDER_HEALTH_AVAILABLE" => Some(Self::Available),
+            "PROVIDER_HEALTH_UNAVAILABLE" => Some(Self::Unavailable),
+            "PROVIDER_HEALTH_UNKNOWN" => Some(Self::Unknown),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum LivenessClassification {
+    Unspecified = 0,
+    RequestStalled = 1,
+    ProviderUnhealthy = 2,
+    HealthUnknown = 3,
+}
+impl LivenessClassification {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "LIVENESS_CLASSIFICATION_UNSPECIFIED",
+            Self::RequestStalled => "LIVENESS_CLASSIFICATION_REQUEST_STALLED",
+            Self::ProviderUnhealthy => "LIVENESS_CLASSIFICATION_PROVIDER_UNHEALTHY",
+            Self::HealthUnknown => "LIVENESS_CLASSIFICATION_HEALTH_UNKNOWN",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "LIVENESS_CLASSIFICATION_UNSPECIFIED" => Some(Self::Unspecified),
+            "LIVENESS_CLASSIFICATION_REQUEST_STALLED" => Some(Self::RequestStalled),
+            "LIVENESS_CLASSIFICATION_PROVIDER_UNHEALTHY" => Some(Self::ProviderUnhealthy),
+            "LIVENESS_CLASSIFICATION_HEALTH_UNKNOWN" => Some(Self::HealthUnknown),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum OwnershipClose {
+    Unspecified = 0,
+    /// The provider call returned within its grace.
+    Confirmed = 1,
+    Unconfirmed = 2,
+}
+impl OwnershipClose {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OWNERSHIP_CLOSE_UNSPECIFIED",
+            Self::Confirmed => "OWNERSHIP_CLOSE_CONFIRMED",
+            Self::Unconfirmed => "OWNERSHIP_CLOSE_UNCONFIRMED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OWNERSHIP_CLOSE_UNSPECIFIED" => Some(Self::Unspecified),
+            "OWNERSHIP_CLOSE_CONFIRMED" => Some(Self::Confirmed),
+            "OWNERSHIP_CLOSE_UNCONFIRMED" => Some(Self::Unconfirmed),
+            _ => None,
+        }
+    }
+}
+/// Which timeout fired.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TimeoutSetting {
+    Unspecified = 0,
+    ResponseStall = 1,
+    /// With its allowance per 1 000 prompt tokens.
+    FirstResponse = 2,
+}
+impl TimeoutSetting {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TIMEOUT_SETTING_UNSPECIFIED",
+            Self::ResponseStall => "TIMEOUT_SETTING_RESPONSE_STALL",
+            Self::FirstResponse => "TIMEOUT_SETTING_FIRST_RESPONSE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TIMEOUT_SETTING_UNSPECIFIED" => Some(Self::Unspecified),
+            "TIMEOUT_SETTING_RESPONSE_STALL" => Some(Self::ResponseStall),
+            "TIMEOUT_SETTING_FIRST_RESPONSE" => Some(Self::FirstResponse),
+            _ => None,
+        }
+    }
+}
+/// Why a credential lease was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum CredentialReason {
+    Unspecified = 0,
+    Malformed = 1,
+    UnsupportedVersion = 2,
+    UnknownIssuer = 3,
+    BadSignature = 4,
+    WrongRecipient = 5,
+    NotYetValid = 6,
+    Expired = 7,
+    TtlTooLong = 8,
+    BindingMismatch = 9,
+    StaleRevision = 10,
+    StaleGeneration = 11,
+    Revoked = 12,
+    Disabled = 13,
+    Replayed = 14,
+    ReplayStoreFull = 15,
+    OpenFailed = 16,
+    ClockUnavailable = 17,
+}
+impl CredentialReason {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "CREDENTIAL_REASON_UNSPECIFIED",
+            Self::Malformed => "CREDENTIAL_REASON_MALFORMED",
+            Self::UnsupportedVersion => "CREDENTIAL_REASON_UNSUPPORTED_VERSION",
+            Self::UnknownIssuer => "CREDENTIAL_REASON_UNKNOWN_ISSUER",
+            Self::BadSignature => "CREDENTIAL_REASON_BAD_SIGNATURE",
+            Self::WrongRecipient => "CREDENTIAL_REASON_WRONG_RECIPIENT",
+            Self::NotYetValid => "CREDENTIAL_REASON_NOT_YET_VALID",
+            Self::Expired => "CREDENTIAL_REASON_EXPIRED",
+            Self::TtlTooLong => "CREDENTIAL_REASON_TTL_TOO_LONG",
+            Self::BindingMismatch => "CREDENTIAL_REASON_BINDING_MISMATCH",
+            Self::StaleRevision => "CREDENTIAL_REASON_STALE_REVISION",
+            Self::StaleGeneration => "CREDENTIAL_REASON_STALE_GENERATION",
+            Self::Revoked => "CREDENTIAL_REASON_REVOKED",
+            Self::Disabled => "CREDENTIAL_REASON_DISABLED",
+            Self::Replayed => "CREDENTIAL_REASON_REPLAYED",
+            Self::ReplayStoreFull => "CREDENTIAL_REASON_REPLAY_STORE_FULL",
+            Self::OpenFailed => "CREDENTIAL_REASON_OPEN_FAILED",
+            Self::ClockUnavailable => "CREDENTIAL_REASON_CLOCK_UNAVAILABLE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CREDENTIAL_REASON_UNSPECIFIED" => Some(Self::Unspecified),
+            "CREDENTIAL_REASON_MALFORMED" => Some(Self::Malformed),
+            "CREDENTIAL_REASON_UNSUPPORTED_VERSION" => Some(Self::UnsupportedVersion),
+            "CREDENTIAL_REASON_UNKNOWN_ISSUER" => Some(Self::UnknownIssuer),
+            "CREDENTIAL_REASON_BAD_SIGNATURE" => Some(Self::BadSignature),
+            "CREDENTIAL_REASON_WRONG_RECIPIENT" => Some(Self::WrongRecipient),
+            "CREDENTIAL_REASON_NOT_YET_VALID" => Some(Self::NotYetValid),
+            "CREDENTIAL_REASON_EXPIRED" => Some(Self::Expired),
+            "CREDENTIAL_REASON_TTL_TOO_LONG" => Some(Self::TtlTooLong),
+            "CREDENTIAL_REASON_BINDING_MISMATCH" => Some(Self::BindingMismatch),
+            "CREDENTIAL_REASON_STALE_REVISION" => Some(Self::StaleRevision),
+            "CREDENTIAL_REASON_STALE_GENERATION" => Some(Self::StaleGeneration),
+            "CREDENTIAL_REASON_REVOKED" => Some(Self::Revoked),
+            "CREDENTIAL_REASON_DISABLED" => Some(Self::Disabled),
+            "CREDENTIAL_REASON_REPLAYED" => Some(Self::Replayed),
+            "CREDENTIAL_REASON_REPLAY_STORE_FULL" => Some(Self::ReplayStoreFull),
+            "CREDENTIAL_REASON_OPEN_FAILED" => Some(Self::OpenFailed),
+            "CREDENTIAL_REASON_CLOCK_UNAVAILABLE" => Some(Self::ClockUnavailable),
+            _ => None,
+        }
+    }
+}
+/// Which bound name of a lease differs; its value never travels.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BindingField {
+    Unspecified = 0,
+    Node = 1,
+    Principal = 2,
+    Profile = 3,
+    Route = 4,
+    RunId = 5,
+    Slot = 6,
+    Target = 7,
+    Upstream = 8,
+}
+impl BindingField {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "BINDING_FIELD_UNSPECIFIED",
+            Self::Node => "BINDING_FIELD_NODE",
+            Self::Principal => "BINDING_FIELD_PRINCIPAL",
+            Self::Profile => "BINDING_FIELD_PROFILE",
+            Self::Route => "BINDING_FIELD_ROUTE",
+            Self::RunId => "BINDING_FIELD_RUN_ID",
+            Self::Slot => "BINDING_FIELD_SLOT",
+            Self::Target => "BINDING_FIELD_TARGET",
+            Self::Upstream => "BINDING_FIELD_UPSTREAM",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BINDING_FIELD_UNSPECIFIED" => Some(Self::Unspecified),
+            "BINDING_FIELD_NODE" => Some(Self::Node),
+            "BINDING_FIELD_PRINCIPAL" => Some(Self::Principal),
+            "BINDING_FIELD_PROFILE" => Some(Self::Profile),
+            "BINDING_FIELD_ROUTE" => Some(Self::Route),
+            "BINDING_FIELD_RUN_ID" => Some(Self::RunId),
+            "BINDING_FIELD_SLOT" => Some(Self::Slot),
+            "BINDING_FIELD_TARGET" => Some(Self::Target),
+            "BINDING_FIELD_UPSTREAM" => Some(Self::Upstream),
             _ => None,
         }
     }

@@ -47,6 +47,8 @@ pub struct EdgeConfig {
     pub response_model: ResponseModelConfig,
     /// Limits of the OpenAI listener.
     pub limits: LimitsConfig,
+    /// Connections of Nodes.
+    pub link: super::link::LinkConfig,
     /// Logs.
     pub observability: ObservabilityConfig,
 }
@@ -181,7 +183,7 @@ pub struct NodeRecord {
     /// Its id.
     pub id: String,
     /// Public id of its token.
-    pub token_id: String,
+    pub token_id: Option<String>,
     /// `sha256:…` or `file:…`.
     pub token_hash: String,
     /// What it runs.
@@ -298,6 +300,8 @@ pub struct ModelRecord {
     pub aliases: Vec<String>,
     /// Who can serve it.
     pub candidates: Vec<CandidateRecord>,
+    /// Estimated prompt tokens from which a request is long.
+    pub long_context_threshold: Option<u32>,
 }
 
 /// One provider that can serve a model.

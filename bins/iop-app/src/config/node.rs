@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::edge::read;
 use super::exposure::{Protection, exposed};
+use super::link::{CongestionConfig, LINK, LinkConfig};
 use super::problem::{Position, Problems};
 use super::schema::{self, Kind, Object, optional};
 use super::secret::{read_secret, resolve_path};
@@ -62,6 +63,7 @@ pub static NODE_FILE: Object = Object {
             "what providers may be: loopback, private, hosts, addresses, networks; default: [loopback, private]",
         ),
         optional("metrics", Kind::Object(&METRICS_LISTENER), "metrics and health"),
+        optional("link", Kind::Object(&LINK), "the connection to the Edge"),
         optional("insecure_plaintext", Kind::Bool, "an http:// Edge on another machine is all right; default false"),
     ],
 };
@@ -88,6 +90,8 @@ pub struct NodeFile {
     pub allow_upstream: Option<Vec<String>>,
     /// Metrics and health.
     pub metrics: MetricsFile,
+    /// The connection to the Edge.
+    pub link: LinkConfig,
     /// An http:// Edge on another machine is all right.
     pub insecure_plaintext: bool,
 }
@@ -158,6 +162,9 @@ pub struct NodeOptions {
     /// Address for metrics and health [default: none]
     #[arg(long, env = "IOP_NODE_METRICS_LISTEN", value_name = "IP:PORT")]
     pub metrics_listen: Option<SocketAddr>,
+    /// Congestion control of the connection to the Edge
+    #[arg(long, env = "IOP_NODE_LINK_CONGESTION", value_name = "NAME")]
+    pub link_congestion: Option<CongestionConfig>,
     /// Connect to an http:// Edge on another machine all the same: token and prompts can be read on the way
     #[arg(long, env = "IOP_NODE_INSECURE_PLAINTEXT")]
     pub insecure_plaintext: bool,
@@ -193,6 +200,8 @@ pub struct NodeSettings {
     pub allow_upstream: Option<Vec<String>>,
     /// Metrics and health; `None` = off.
     pub metrics: Option<SocketAddr>,
+    /// Congestion control of the connection.
+    pub congestion: CongestionConfig,
 }
 
 impl NodeOptions {
@@ -287,6 +296,7 @@ impl NodeOptions {
             interval: interval.map(Duration::from_secs),
             allow_upstream: allow,
             metrics,
+            congestion: self.link_congestion.unwrap_or(file.link.congestion),
         })
     }
 }

@@ -204,3 +204,99 @@ async fn a_write_that_waits_too_long_fails_and_a_short_wait_does_not() {
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     drop(client);
 }
+
+/// One connection of a peer that writes and reads by hand, in paused time.
+fn by_hand() -> tokio::io::DuplexStream {
+    let (client, server) = tokio::io::duplex(1 << 16);
+    tokio::spawn(plain(server, None, Answer(None), Limits::default(), CancellationToken::new()));
+    client
+}
+
+/// Reads one answer of [`Answer`].
+async fn answered(client: &mut tokio::io::DuplexStream) {
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"\r\n\r\nok") {
+        assert_ne!(client.read_buf(&mut seen).await.unwrap(), 0, "{}", String::from_utf8_lossy(&seen));
+    }
+}
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How long until the server closes.
+async fn closed_after(client: &mut tokio::io::DuplexStream) -> Duration {
+    let began = tokio::time::Instant::now();
+    let mut rest = Vec::new();
+    let _reset_is_an_end_too = client.read_to_end(&mut rest).await;
+    assert_eq!(rest, b"", "nothing is said");
+    began.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kept_connection_may_be_idle_for_75_seconds_between_any_two_requests() {
+    // SEC-3: pools of clients keep connections for 90 s
+    let mut client = by_hand();
+    for _ in 0..3 {
+        client.write_all(GET).await.unwrap();
+        answered(&mut client).await;
+        sleep(74 * SECOND).await;
+    }
+    client.write_all(GET).await.unwrap();
+    answered(&mut client).await;
+    assert_eq!(closed_after(&mut client).await.as_secs(), 75);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_head_of_every_request_has_10_seconds_from_its_first_byte() {
+    // SEC-3: slowloris, on a kept connection too
+    for requests in 0..3 {
+        let mut client = by_hand();
+        for _ in 0..requests {
+            client.write_all(GET).await.unwrap();
+            answered(&mut client).await;
+            sleep(60 * SECOND).await;
+        }
+        let began = tokio::time::Instant::now();
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n").await.unwrap();
+        // A byte now and then is no head.
+        for _ in 0..4 {
+            sleep(2 * SECOND).await;
+            client.write_all(b"x").await.unwrap();
+        }
+        closed_after(&mut client).await;
+        assert_eq!(began.elapsed().as_secs(), 10, "after {requests} requests");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_takes_9_seconds_is_answered_each_time() {
+    // SEC-3
+    let mut client = by_hand();
+    let (first, last) = GET.split_at(7);
+    for _ in 0..3 {
+        client.write_all(first).await.unwrap();
+        sleep(9 * SECOND).await;
+        client.write_all(last).await.unwrap();
+        answered(&mut client).await;
+        sleep(20 * SECOND).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_may_take_longer_than_a_head_and_the_wait_after_it_is_whole() {
+    // SEC-3: the service has its own timers for bodies
+    let mut client = by_hand();
+    client.write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n").await.unwrap();
+    for _ in 0..100 {
+        sleep(SECOND).await;
+        client.write_all(b"x").await.unwrap();
+    }
+    answered(&mut client).await;
+    assert_eq!(closed_after(&mut client).await.as_secs(), 75);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_says_nothing_at_first_has_10_seconds() {
+    // SEC-3
+    assert_eq!(closed_after(&mut by_hand()).await.as_secs(), 10);
+}

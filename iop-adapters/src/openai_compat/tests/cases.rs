@@ -152,7 +152,7 @@ async fn statuses_reasons_and_waits_are_kept_and_texts_are_not() {
         ("http_429_ms", 429, Some(ProviderReason::Overloaded), Some(300)),
         ("http_429_ra300", 429, Some(ProviderReason::Overloaded), Some(300_000)),
         ("http_429_noretry", 429, Some(ProviderReason::Overloaded), None),
-        ("http_503", 503, Some(ProviderReason::Overloaded), None),
+        ("http_503", 503, None, None),
         ("http_401", 401, Some(ProviderReason::AuthFailed), None),
         ("http_400", 400, None, None),
         ("http_404", 404, None, None),

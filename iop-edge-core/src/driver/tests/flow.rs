@@ -3,10 +3,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
 use http::{HeaderMap, StatusCode};
-use iop_execution::{CancelReason, FinishReason, FrameFlags, RunEventKind, TunnelFrame, TunnelHead};
-use iop_wire::ToNode;
+use iop_execution::{CancelReason, FinishReason, FrameFlags, RunEvent, RunEventKind, TunnelFrame, TunnelHead, Usage};
+use iop_wire::limits::MIN_CHARGE;
+use iop_wire::{ToEdge, ToNode};
 
 use super::script::*;
+use crate::events::Notice;
 use crate::observe::Observation;
 use crate::state::tests::catalog;
 
@@ -113,6 +115,98 @@ async fn a_finished_run_that_nobody_reads_does_not_keep_its_bytes() {
     tokio::time::sleep(Duration::from_secs(62)).await;
     assert_eq!(edge.shared().pool.held(), 0);
     assert_eq!(stream.next().await.unwrap().kind, RunEventKind::Cancelled(CancelReason::SlowClient));
+    drop(stream);
+    assert_at_rest(&edge);
+}
+
+fn counts(output: u64) -> Usage {
+    Usage { output_tokens: Some(output), ..Usage::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn usage_reports_of_a_run_that_wait_are_merged_and_the_client_sees_no_gap() {
+    // WIR-7, EXE-5, EXE-7
+    let edge = edge();
+    let mut all = edge.subscribe_runs();
+    let mut node = Node::connect(&edge, "n1").await;
+    let (mut stream, run) = started(&edge, &mut node, "only-a").await;
+    let usage = |seq, usage| ToEdge::Event(run, RunEvent { seq, kind: RunEventKind::Usage, usage });
+    node.event(run, 1, RunEventKind::Start);
+    let input = Usage { input_tokens: Some(9), ..Usage::default() };
+    node.send(usage(2, Some(input)));
+    for seq in 3..=10_000 {
+        node.send(usage(seq, Some(counts(seq))));
+        if seq % 1000 == 0 {
+            settle().await;
+        }
+    }
+    node.send(usage(10_001, None));
+    node.event(run, 10_002, delta("x"));
+    node.send(usage(10_003, None));
+    node.send(usage(10_004, Some(counts(7))));
+    settle().await;
+    assert_eq!(edge.shared().waiting(), 4);
+    let mut seen = Vec::new();
+    while let Some(Some(event)) = stream.next().now_or_never() {
+        seen.push((event.seq, event.kind, event.usage));
+    }
+    let last = Usage { output_tokens: Some(10_000), ..input };
+    let expected = [
+        (1, RunEventKind::Start, None),
+        (2, RunEventKind::Usage, Some(last)),
+        (3, delta("x"), None),
+        (4, RunEventKind::Usage, Some(counts(7))),
+    ];
+    assert_eq!(seen, expected);
+    // A gap is still one, and the end that the Edge makes goes on with the client's numbers.
+    node.send(usage(10_005, None));
+    node.send(usage(10_007, None));
+    settle().await;
+    assert_eq!(stream.next().await.unwrap().seq, 5);
+    let end = stream.next().await.unwrap();
+    assert!(end.seq == 6 && matches!(end.kind, RunEventKind::Error(_)), "{end:?}");
+    // Whoever watches all runs sees each event, as far as it keeps up.
+    let mut last = 0;
+    while let Some(Some(notice)) = all.next().now_or_never() {
+        match notice {
+            Notice::Lost(lost) => last += lost,
+            Notice::Event(notice) => {
+                assert_eq!(notice.event.seq, last + 1);
+                last += 1;
+            }
+        }
+    }
+    assert_eq!(last, 10_006);
+}
+
+#[tokio::test(start_paused = true)]
+async fn usage_reports_of_a_tunnel_that_wait_are_bounded_by_the_credit_of_the_rest() {
+    // WIR-7
+    let edge = edge();
+    let mut node = Node::connect(&edge, "n1").await;
+    let (mut stream, run) = tunnel(&edge, &mut node, "only-a").await;
+    let piece = TunnelFrame::Body { bytes: Bytes::from_static(b"x"), flags: FrameFlags::NONE };
+    node.frame(run, 1, head());
+    let mut n = 1;
+    for _ in 1..128 * 1024 / MIN_CHARGE {
+        node.frame(run, n + 1, piece.clone());
+        for report in 2..=20 {
+            node.frame(run, n + report, TunnelFrame::Usage(counts(n + report)));
+        }
+        n += 20;
+        if n % 1000 == 1 {
+            settle().await;
+        }
+    }
+    settle().await;
+    // All of the credit in pieces that cost least, and one report behind each of them but the head.
+    assert_eq!(edge.shared().waiting(), 512 + 511);
+    assert!(provider(&edge, "a").connected, "a node that reports often is no offender");
+    assert!(matches!(stream.next().await, Some(TunnelFrame::Head(_))));
+    assert_eq!(stream.next().await, Some(piece));
+    assert_eq!(stream.next().await, Some(TunnelFrame::Usage(counts(21))));
+    node.frame(run, n + 1, TunnelFrame::End);
+    settle().await;
     drop(stream);
     assert_at_rest(&edge);
 }

@@ -338,6 +338,31 @@ async fn a_shutdown_waits_for_what_runs_and_says_goodbye() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_shutdown_does_not_wait_for_a_hung_node_whose_last_client_left() {
+    // EDG-1, LEA-6
+    for by_id in [false, true] {
+        let edge = edge();
+        let mut node = Node::connect(&edge, "n1").await;
+        let (stream, _) = started(&edge, &mut node, "only-a").await;
+        let down = tokio::spawn({
+            let edge = edge.clone();
+            async move { edge.shutdown(Duration::from_secs(30)).await }
+        });
+        assert!(matches!(node.recv().await, ToNode::Drain(_)));
+        let start = tokio::time::Instant::now();
+        if by_id {
+            assert_eq!(edge.cancel(stream.run_id()), CancelRun::Cancelled);
+        } else {
+            drop(stream);
+        }
+        assert_eq!(node.goodbye().await, CloseCode::Restart);
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        node.cut().await;
+        down.await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_same_works_over_an_encoding_link() {
     // WIR-2, REG-1
     let edge = edge();

@@ -71,8 +71,13 @@ fn a_providers_status_is_translated() {
         (401, 502, json!("provider_auth_failed")),
         (403, 502, json!("provider_auth_failed")),
         (404, 502, json!("bad_gateway")),
+        (402, 502, json!("bad_gateway")),
+        (405, 502, json!("bad_gateway")),
         (408, 502, json!("bad_gateway")),
+        (409, 502, json!("bad_gateway")),
         (413, 400, json!(null)),
+        (415, 400, json!(null)),
+        (418, 502, json!("bad_gateway")),
         (422, 400, json!(null)),
         (429, 429, json!("rate_limit_exceeded")),
         (500, 502, json!("bad_gateway")),
@@ -163,5 +168,78 @@ fn check_retry(error: &ApiError) {
     match error.status().as_u16() {
         429 | 503 => assert!(wait.is_some_and(|wait| (1..=60).contains(&wait)), "{error:?}"),
         _ => assert_eq!(wait, None),
+    }
+}
+
+/// Status, type and code of every error there is.
+fn every_error() -> Vec<ApiError> {
+    let said = |status: u16| failure(FailureCode::ProviderRejected).with_status(status);
+    let mut all = vec![
+        ApiError::bad_request(None, "no"),
+        ApiError::unauthorized(),
+        ApiError::model_not_found("m"),
+        ApiError::unknown_url(),
+        ApiError::method_not_allowed("POST"),
+        ApiError::not_supported(),
+        ApiError::body_too_large(1),
+        ApiError::unsupported_media("no"),
+        ApiError::body_timeout(),
+        ApiError::not_ready(),
+        ApiError::deadline(),
+        ApiError::client_idle(),
+        ApiError::internal("no"),
+        ApiError::bad_gateway("no"),
+    ];
+    all.extend(
+        [
+            SubmitError::Unavailable,
+            SubmitError::QueueFull { retry_after: Duration::ZERO },
+            SubmitError::QueueTimeout,
+            SubmitError::Cancelled,
+            SubmitError::ShuttingDown,
+        ]
+        .map(|error| ApiError::from_submit(&error, "m")),
+    );
+    all.extend(FailureCode::ALL.iter().map(|code| ApiError::from_failure(&failure(*code), None)));
+    all.extend(CancelReason::ALL.iter().map(|reason| ApiError::from_cancel(*reason)));
+    all.extend((400..600).map(|status| ApiError::from_failure(&said(status), None)));
+    let long = failure(FailureCode::InvalidRequest).with_reason(Some(ProviderReason::ContextLengthExceeded));
+    all.push(ApiError::from_failure(&long, None));
+    all
+}
+
+#[test]
+fn the_documented_table_is_what_is_sent() {
+    // API-5
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/spec/07-openai.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let section = text.split_once("## Errors (API-5)").unwrap().1;
+    let rows = section.lines().skip_while(|line| !line.starts_with("| ---")).skip(1);
+    let documented: Vec<_> = rows
+        .take_while(|line| line.starts_with('|'))
+        .map(|line| line.split('|').map(str::trim).collect::<Vec<_>>())
+        .filter(|cells| !cells[1].starts_with("*not yet:*") && !cells[2].starts_with("499"))
+        .map(|cells| {
+            let code = cells[4].split(';').next().unwrap();
+            let header = |name: &str| cells[5].contains(name);
+            (
+                (cells[2].parse().unwrap(), json!(cells[3]), if code == "null" { json!(null) } else { json!(code) }),
+                (header("Retry-After"), header("connection: close"), header("Allow"), header("www-authenticate")),
+            )
+        })
+        .collect();
+    let sent: Vec<_> = every_error()
+        .iter()
+        .map(|error| {
+            let headers = error.to_response().headers().clone();
+            let header = |name: &str| headers.contains_key(name);
+            (shown(error), (header("retry-after"), header("connection"), header("allow"), header("www-authenticate")))
+        })
+        .collect();
+    for error in &sent {
+        assert!(documented.contains(error), "sent, but not documented: {error:?}");
+    }
+    for row in &documented {
+        assert!(sent.contains(row), "documented, but never sent: {row:?}");
     }
 }

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::token::{Token, TokenKind};
 
 #[tokio::test(start_paused = true)]
 async fn models_are_listed_as_the_key_may_use_them_and_as_they_can_be_served() {
@@ -119,21 +120,22 @@ async fn without_a_key_nothing_is_read() {
 #[tokio::test(start_paused = true)]
 async fn a_model_that_may_not_be_used_looks_like_one_that_does_not_exist() {
     // API-13
-    let key = NewApiKey::generate().unwrap();
+    let key = Token::generate(TokenKind::ApiKey).unwrap();
     let principal = iop_execution::Principal::new("team").unwrap();
     let models = AllowedModels::Only(vec![ModelName::new("org/name:tag").unwrap()]);
-    let keys = ApiKeys::records([ApiKeyRecord::new(key.id(), key.hash(), principal, models).unwrap()]).unwrap();
+    let record = ApiKeyRecord::new(key.id().clone(), key.hash(), principal, models);
+    let keys = ApiKeys::records([record]).unwrap();
     let rig = Rig::with([], |config| config.with_keys(Arc::new(keys)));
     let ask = |model: &str| {
         let mut request = post(&CHAT.replace("\"m\"", &format!("\"{model}\"")));
-        request.headers_mut().insert("authorization", format!("Bearer {}", key.key()).parse().unwrap());
+        request.headers_mut().insert("authorization", format!("Bearer {}", key.reveal()).parse().unwrap());
         request
     };
     let (forbidden, unknown) = (whole(rig.send(ask("m")).await).await, whole(rig.send(ask("x")).await).await);
     assert_eq!(forbidden.0, 404);
     assert_eq!(forbidden.1.replace("'m'", "'x'"), unknown.1);
     let mut listed = get("/v1/models");
-    listed.headers_mut().insert("api-key", key.key().parse().unwrap());
+    listed.headers_mut().insert("api-key", key.reveal().parse().unwrap());
     let (_, text) = whole(rig.send(listed).await).await;
     assert!(text.contains("org/name:tag") && !text.contains("\"m\""));
     rig.script.replies.lock().unwrap().push_back(Reply::Refuse(SubmitError::Unavailable));

@@ -158,6 +158,8 @@ fn every_refusal_is_typed_sent_and_published() {
         assert_eq!(closes(&effects), [CloseCode::Closed]);
         let node = node.map(|node| NodeId::new(node).unwrap());
         assert!(effects.contains(&Effect::Publish(EdgeNodeEvent::Refused { node, reason })), "{reason}");
+        let seen = Observation::RegistrationRefused { reason: reason.into() };
+        assert!(effects.contains(&Effect::Observe(seen)), "{reason}");
     }
     assert!(state.snapshot(now).nodes[1].connected, "the incumbent stays");
 
@@ -209,14 +211,26 @@ fn a_token_that_failed_often_is_blocked_for_a_while_and_the_others_are_not() {
     let mut state = new_state(catalog());
     let mut wrong = register("n1");
     wrong.token = Redacted::new(secret("n1").replace('s', "t"));
-    let mut last = Err(RefusalReason::Draining);
+    let mut seen = Vec::new();
     for _ in 0..10 {
         let id = state.handle_opened(PeerIdentity::default(), 1, start).unwrap();
         state.handle_hello(id, &hello(), start);
         state.handle_register(id, &wrong, 5, start);
-        last = response(&effects(&mut state));
+        seen = effects(&mut state);
     }
-    assert_eq!(last, Err(RefusalReason::Draining));
+    assert_eq!(response(&seen), Err(RefusalReason::Draining));
+    // REG-4: the wire has no better word, but whoever watches is not told that the Edge drains.
+    let reasons = seen.iter().filter_map(|effect| match effect {
+        Effect::Observe(Observation::RegistrationRefused { reason }) => Some(reason.as_str()),
+        _ => None,
+    });
+    assert_eq!(reasons.collect::<Vec<_>>(), ["rate_limited"]);
+    let events = seen.iter().filter_map(|effect| match effect {
+        Effect::Publish(event) => Some(event.clone()),
+        _ => None,
+    });
+    let retry_after = Duration::from_secs(5);
+    assert_eq!(events.collect::<Vec<_>>(), [EdgeNodeEvent::RateLimited { retry_after }]);
     registered(&mut state, "n1", start);
     assert_eq!(response(&effects(&mut state)), Err(RefusalReason::Draining), "even with the right secret");
     registered(&mut state, "n2", start);
@@ -309,4 +323,19 @@ fn listed_targets_become_models_and_clashing_ones_name_their_provider() {
     assert_eq!(names(&state), ["taken", "x@a", "y", "x@c (off)"], "names do not come and go with connections");
     state.abandon(held.attempt, now);
     assert_eq!(granted(&effects(&mut state)), [kept]);
+}
+
+#[test]
+fn a_record_without_a_token_id_is_found_by_its_secret_alone() {
+    // REG-6
+    let now = Instant::now();
+    let mut entries = ["n1", "n2"].map(|id| node_entry(id, &[(id, 1, 0)]));
+    for entry in &mut entries {
+        entry.token_id = None;
+    }
+    let [first, second] = entries;
+    let mut state = new_state(Catalog::builder().revision(7).node(first).node(second).build().unwrap());
+    let id = registered(&mut state, "n2", now);
+    state.handle_ready(id, ready("n2", 7, &["n2"]), now);
+    assert!(state.snapshot(now).nodes[1].connected && !state.snapshot(now).nodes[0].connected);
 }

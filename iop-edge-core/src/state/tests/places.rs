@@ -453,3 +453,17 @@ fn the_snapshot_shows_nodes_places_and_who_waits() {
     assert_eq!((group.waiting, group.oldest_wait), (1, Duration::from_secs(3)));
     assert!(!snapshot.is_at_rest());
 }
+
+#[test]
+fn an_unknown_model_is_unknown_whatever_else_is_wrong() {
+    // API-15
+    let now = Instant::now();
+    let mut state = new_state(catalog());
+    connect(&mut state, "n1", now);
+    let late = |model| Ask { deadline: Some(now), ..ask(model, 1) };
+    assert_eq!(state.submit(late("only-a"), now), Err(SubmitError::DeadlineExceeded));
+    assert_eq!(state.submit(late("invented"), now), Err(SubmitError::UnknownModel));
+    state.begin_shutdown(Duration::ZERO, now);
+    assert_eq!(state.submit(late("only-a"), now), Err(SubmitError::ShuttingDown));
+    assert_eq!(state.submit(ask("invented", 1), now), Err(SubmitError::UnknownModel));
+}

@@ -42,6 +42,7 @@ fn head() -> DispatchHead {
         window: 0,
         prompt_tokens_estimate: 0,
         credential_lease: Redacted::new(Bytes::new()),
+        credential_scope: None,
     }
 }
 

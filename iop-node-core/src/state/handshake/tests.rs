@@ -22,6 +22,7 @@ fn head() -> DispatchHead {
         window: 0,
         prompt_tokens_estimate: 0,
         credential_lease: Redacted::new(Bytes::new()),
+        credential_scope: None,
     }
 }
 
@@ -31,7 +32,7 @@ fn hello_ack() -> ToNode {
 
 fn accepted() -> ToNode {
     let node_id = NodeId::new("n").unwrap();
-    let outcome = Ok(Registered { node_id, config: NodeConfigPayload::default() });
+    let outcome = Ok(Registered { node_id, config: NodeConfigPayload::default(), trusted_lease_signers: Vec::new() });
     ToNode::RegisterResponse(RegisterResponse { edge_time_ms: 1, outcome })
 }
 
@@ -61,7 +62,7 @@ fn messages() -> Vec<ToNode> {
             deadline_ms: 0,
             command: NodeCommand::TransportStatus,
         }),
-        ToNode::ConfigUpdate(ConfigUpdate { config: NodeConfigPayload::default() }),
+        ToNode::ConfigUpdate(ConfigUpdate::new(NodeConfigPayload::default())),
         ToNode::Ping(Ping { nonce: 1 }),
         ToNode::Pong(Pong { nonce: 1, edge_time_ms: 1 }),
         ToNode::Drain(Drain { deadline_ms: 0 }),

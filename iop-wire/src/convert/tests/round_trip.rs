@@ -35,14 +35,45 @@ fn usages() -> impl Strategy<Value = Usage> {
     })
 }
 
+fn stalls() -> impl Strategy<Value = StallDetail> {
+    let lists = (one_of(LivenessClassification::ALL), one_of(TimeoutSetting::ALL));
+    let close = prop_oneof![
+        Just(OwnershipClose::Unconfirmed),
+        any::<bool>().prop_map(|retryable| OwnershipClose::Confirmed { retryable }),
+    ];
+    (name(), targets(), lists, close, any::<u64>(), any::<[u64; 2]>()).prop_map(
+        |(adapter, target, (class, setting), close, seq, [idle_ms, timeout_ms])| {
+            let mut stall = StallDetail::new(AdapterKey::new(adapter).unwrap(), target, setting);
+            stall.liveness_classification = class;
+            stall.health_observation_seq = NonZeroU64::new(seq % 4);
+            stall.ownership_close = close;
+            stall.idle_ms = idle_ms;
+            stall.timeout_ms = timeout_ms;
+            stall
+        },
+    )
+}
+
+fn credentials() -> impl Strategy<Value = CredentialReason> {
+    let mismatch = one_of(BindingField::ALL).prop_map(CredentialReason::BindingMismatch);
+    prop_oneof![2 => one_of(CredentialReason::PLAIN).boxed(), 1 => mismatch.boxed()]
+}
+
+/// Whatever can be built, with a message of any text.
 fn failures() -> impl Strategy<Value = ExecutionFailure> {
     let code = (one_of(FailureCode::ALL), one_of(FailureStage::ALL), one_of(ProviderContacted::ALL));
     let reason = proptest::option::of(one_of(ProviderReason::ALL));
-    (code, plain(256), proptest::option::of(100..=999_u16), any::<Option<u32>>(), reason).prop_map(
-        |((code, stage, contacted), message, status, wait, reason)| {
-            let mut failure = ExecutionFailure::new(code, stage, contacted, message);
-            failure.upstream_status = status;
-            failure.with_retry_after_ms(wait).with_reason(reason)
+    let message = prop_oneof![text(1200), plain(256), any::<String>()];
+    let details = (proptest::option::of(stalls()), proptest::option::of(credentials()));
+    (code, message, any::<u16>(), any::<Option<u32>>(), reason, details).prop_map(
+        |((code, stage, contacted), message, status, wait, reason, (stall, credential))| {
+            let mut failure = ExecutionFailure::new(code, stage, contacted, message)
+                .with_status(status % 1100)
+                .with_retry_after_ms(wait)
+                .with_reason(reason);
+            failure.stall = stall.map(Box::new);
+            failure.credential = credential;
+            failure
         },
     )
 }
@@ -155,8 +186,31 @@ fn readies() -> impl Strategy<Value = NodeReadyRequest> {
 }
 
 fn answers() -> impl Strategy<Value = CommandResponse> {
+    let health = (targets(), one_of(Health::ALL), 1..=u64::MAX).prop_map(|(target, status, seq)| TargetHealth {
+        target,
+        status,
+        health_observation_seq: NonZeroU64::new(seq).unwrap(),
+    });
+    let capabilities = (name(), any::<[bool; 6]>(), any::<u32>(), proptest::option::of(health)).prop_map(
+        |(adapter, [runs, tunnels, commands, tools, reasoning, embeddings], limit, health)| {
+            let mut capabilities = Capabilities::runs_only()
+                .with_max_concurrency(NonZeroU32::new(limit % 3))
+                .with_features(tools, reasoning);
+            capabilities.runs = runs;
+            capabilities.tunnels = tunnels;
+            capabilities.commands = commands;
+            capabilities.embeddings = embeddings;
+            CapabilitiesResult { adapter: AdapterKey::new(adapter).unwrap(), capabilities, health }
+        },
+    );
+    let ollama = (100..=999_u16, data(32 * 1024)).prop_map(|(status, body)| CommandResult::OllamaApi {
+        status: StatusCode::from_u16(status).unwrap(),
+        body: Redacted::new(body),
+    });
     let outcome = prop_oneof![
         any::<u32>().prop_map(|active_runs| Ok(CommandResult::TransportStatus { active_runs })),
+        capabilities.prop_map(|result| Ok(CommandResult::Capabilities(result))),
+        ollama.prop_map(Ok),
         failures().prop_map(Err),
     ];
     (any::<u64>(), session(), outcome).prop_map(|(command_id, session_id, outcome)| CommandResponse {
@@ -166,7 +220,7 @@ fn answers() -> impl Strategy<Value = CommandResponse> {
     })
 }
 
-fn to_edges() -> impl Strategy<Value = ToEdge> {
+pub(super) fn to_edges() -> impl Strategy<Value = ToEdge> {
     prop_oneof![
         hellos().prop_map(ToEdge::Hello),
         registers().prop_map(ToEdge::Register),
@@ -218,20 +272,60 @@ fn configs() -> impl Strategy<Value = NodeConfigPayload> {
         .prop_map(|(revision, providers)| NodeConfigPayload { revision, providers })
 }
 
+fn signers() -> impl Strategy<Value = Vec<LeaseSigner>> {
+    proptest::collection::vec(any::<[u8; 32]>(), 0..=8)
+}
+
+fn updates() -> impl Strategy<Value = ConfigUpdate> {
+    let state = (name(), any::<u64>(), any::<bool>()).prop_map(|(slot, revision, disabled)| CredentialState {
+        slot,
+        revision,
+        disabled,
+    });
+    (configs(), signers(), proptest::collection::vec(state, 0..4)).prop_map(
+        |(config, trusted_lease_signers, credential_states)| ConfigUpdate {
+            config,
+            trusted_lease_signers,
+            credential_states,
+        },
+    )
+}
+
 fn registered() -> impl Strategy<Value = RegisterResponse> {
     let outcome = prop_oneof![
-        (name(), configs()).prop_map(|(node, config)| Ok(Registered { node_id: NodeId::new(node).unwrap(), config })),
+        (name(), configs(), signers()).prop_map(|(node, config, trusted_lease_signers)| {
+            Ok(Registered { node_id: NodeId::new(node).unwrap(), config, trusted_lease_signers })
+        }),
         (one_of(RefusalReason::ALL), any::<u32>())
             .prop_map(|(reason, ms)| Err(RegisterRefusal { reason, retry_after: Duration::from_millis(ms.into()) })),
     ];
     (any::<u64>(), outcome).prop_map(|(edge_time_ms, outcome)| RegisterResponse { edge_time_ms, outcome })
 }
 
+/// A lease with its scope, or neither.
+fn leases() -> impl Strategy<Value = (Bytes, Option<Box<CredentialScope>>)> {
+    let scope = [name(), name(), name(), name()].prop_map(|[principal, route, slot, profile]| {
+        Box::new(CredentialScope { principal: Principal::new(principal).unwrap(), route, slot, profile })
+    });
+    let lease = proptest::collection::vec(any::<u8>(), 1..1000).prop_map(Bytes::from);
+    prop_oneof![
+        Just((Bytes::new(), None)).boxed(),
+        (lease, scope).prop_map(|(lease, scope)| (lease, Some(scope))).boxed()
+    ]
+}
+
 fn heads() -> impl Strategy<Value = DispatchHead> {
     let names = (name(), name(), targets(), session());
     let counts = (any::<[u64; 3]>(), MIN_WINDOW..=MAX_WINDOW, any::<u32>());
-    (any::<[u8; 16]>(), run(), names, any::<[bool; 2]>(), counts, data(1000)).prop_map(
-        |(id, run, (provider, adapter, target, session_id), [background, stream], (times, window, tokens), lease)| {
+    (any::<[u8; 16]>(), run(), names, any::<[bool; 2]>(), counts, leases()).prop_map(
+        |(
+            id,
+            run,
+            (provider, adapter, target, session_id),
+            [background, stream],
+            (times, window, tokens),
+            (lease, scope),
+        )| {
             DispatchHead {
                 run_id: RunId::from_bytes(id),
                 run,
@@ -247,6 +341,7 @@ fn heads() -> impl Strategy<Value = DispatchHead> {
                 window,
                 prompt_tokens_estimate: tokens,
                 credential_lease: Redacted::new(lease),
+                credential_scope: scope,
             }
         },
     )
@@ -268,7 +363,7 @@ fn commands() -> impl Strategy<Value = NodeCommand> {
     ]
 }
 
-fn to_nodes() -> impl Strategy<Value = ToNode> {
+pub(super) fn to_nodes() -> impl Strategy<Value = ToNode> {
     let ack = (any::<u32>(), proptest::collection::vec(plain(30), 0..4), any::<u32>(), plain(30))
         .prop_map(|(proto, features, max_envelope, edge_id)| HelloAck { proto, features, max_envelope, edge_id });
     let tunnel = (heads(), methods(), plain(100), header_maps()).prop_map(|(head, method, path, headers)| {
@@ -297,7 +392,7 @@ fn to_nodes() -> impl Strategy<Value = ToNode> {
         (run(), any::<u32>()).prop_map(|(run, bytes)| ToNode::Credit(run, bytes)),
         (run(), one_of(CancelReason::ALL)).prop_map(|(run, reason)| ToNode::Cancel(run, reason)),
         command.prop_map(ToNode::Command),
-        configs().prop_map(|config| ToNode::ConfigUpdate(ConfigUpdate { config })),
+        updates().prop_map(ToNode::ConfigUpdate),
         any::<u64>().prop_map(|nonce| ToNode::Ping(Ping { nonce })),
         any::<(u64, u64)>().prop_map(|(nonce, edge_time_ms)| ToNode::Pong(Pong { nonce, edge_time_ms })),
         any::<u64>().prop_map(|deadline_ms| ToNode::Drain(Drain { deadline_ms })),
@@ -324,6 +419,22 @@ proptest! {
         let sent = Sequenced { seq, message };
         let bytes = ToNode::encode(sent.clone()).unwrap();
         prop_assert_eq!(ToNode::decode(bytes), Ok(sent));
+    }
+
+    // EXE-9: the peer never refuses a terminal for what a provider, or a caller of ours, put into it.
+    #[test]
+    fn every_failure_arrives(failure in failures(), message in any::<String>(), status in any::<Option<u16>>()) {
+        let sent = |failure: &ExecutionFailure| ToEdge::decode(encoded(&frame(TunnelFrame::Failed(failure.clone()))));
+        let arrived = |failure| Ok(Sequenced { seq: 2, message: frame(TunnelFrame::Failed(failure)) });
+        prop_assert_eq!(sent(&failure), arrived(failure.clone()));
+        let mut changed = failure;
+        changed.message = message.into();
+        changed.upstream_status = status;
+        prop_assert!(frame(TunnelFrame::Failed(changed.clone())).check().is_ok());
+        let mut mended = changed.clone();
+        mended.message = safe_message(mended.message);
+        mended.upstream_status = status.filter(|status| (100..=999).contains(status));
+        prop_assert_eq!(sent(&changed), arrived(mended));
     }
 
     // WIR-4: nothing a peer sends can do more than be refused.

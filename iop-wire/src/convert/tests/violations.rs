@@ -98,7 +98,7 @@ fn what_is_wrong_with_one_run_ends_that_run() {
 fn heads_of_requests_are_checked_field_by_field() {
     // WIR-4, W17
     type Break = fn(&mut proto::DispatchHead);
-    let breaks: [Break; 9] = [
+    let breaks: [Break; 15] = [
         |head| head.run_id = Bytes::from_static(&[1; 15]),
         |head| head.provider_id.clear(),
         |head| head.adapter = "a\0".into(),
@@ -108,6 +108,12 @@ fn heads_of_requests_are_checked_field_by_field() {
         |head| head.window = MAX_WINDOW + 1,
         |head| head.window = 0,
         |head| head.credential_lease = vec![0; 17 * 1024].into(),
+        |head| head.credential_lease = Bytes::new(),
+        |head| head.credential_scope = None,
+        |head| head.credential_scope.as_mut().unwrap().principal.clear(),
+        |head| head.credential_scope.as_mut().unwrap().route = "a\nb".into(),
+        |head| head.credential_scope.as_mut().unwrap().slot.clear(),
+        |head| head.credential_scope.as_mut().unwrap().profile = "x".repeat(257),
     ];
     for change in breaks {
         let run = broken!(node_envelope, "RunRequest", RunRequest, |m| change(m.head.as_mut().unwrap()));
@@ -155,7 +161,7 @@ fn doubt_about_order_or_credit_ends_the_connection() {
 fn failures_are_taken_exactly_or_not_at_all() {
     // WIR-3, EXE-9
     type Break = fn(&mut proto::ExecutionFailure);
-    let breaks: [Break; 10] = [
+    let breaks: [Break; 22] = [
         |failure| failure.code = 0,
         |failure| failure.code = 18,
         |failure| failure.stage = 0,
@@ -166,9 +172,21 @@ fn failures_are_taken_exactly_or_not_at_all() {
         |failure| failure.upstream_status = Some(1000),
         |failure| failure.message = "x".repeat(257),
         |failure| failure.message = "two\nlines".into(),
+        |failure| failure.credential = Some(0),
+        |failure| failure.credential = Some(18),
+        |failure| failure.credential = Some(proto::CredentialReason::BindingMismatch.into()),
+        |failure| failure.binding_field = Some(proto::BindingField::Slot.into()),
+        |failure| (failure.credential, failure.binding_field) = (Some(1), Some(1)),
+        |failure| (failure.credential, failure.binding_field) = (Some(9), Some(0)),
+        |failure| failure.stall.as_mut().unwrap().ownership_close = 0,
+        |failure| failure.stall.as_mut().unwrap().ownership_close = 3,
+        |failure| failure.stall.as_mut().unwrap().timeout_setting = 0,
+        |failure| failure.stall.as_mut().unwrap().adapter.clear(),
+        |failure| failure.stall.as_mut().unwrap().target = "\n".into(),
+        |failure| failure.stall.as_mut().unwrap().health_observation_seq = Some(0),
     ];
     for change in breaks {
-        let mut broken: proto::ExecutionFailure = failure().into();
+        let mut broken: proto::ExecutionFailure = stalled().into();
         change(&mut broken);
         let event = broken!(edge_envelope, "RunEvent.Error", RunEvent, |m| m.kind =
             Some(proto::run_event::Kind::Error(broken.clone())));
@@ -179,11 +197,54 @@ fn failures_are_taken_exactly_or_not_at_all() {
 }
 
 #[test]
+fn evidence_that_is_no_pair_is_unknown() {
+    // WDG-5
+    for health in -1..=4 {
+        for class in -1..=4 {
+            let mut sent = proto::StallDetail::from(*stalled().stall.unwrap());
+            sent.provider_health = health;
+            sent.liveness_classification = class;
+            let expected = match (health, class) {
+                (1, 1) => LivenessClassification::RequestStalled,
+                (2, 2) => LivenessClassification::ProviderUnhealthy,
+                _ => LivenessClassification::HealthUnknown,
+            };
+            assert_eq!(StallDetail::try_from(sent).map(|stall| stall.liveness_classification), Ok(expected));
+        }
+    }
+}
+
+#[test]
+fn a_stall_without_a_confirmed_close_is_never_retryable() {
+    // WDG-4
+    let mut sent = proto::StallDetail::from(*stalled().stall.unwrap());
+    assert!(StallDetail::try_from(sent.clone()).unwrap().retryable());
+    sent.ownership_close = proto::OwnershipClose::Unconfirmed.into();
+    assert!(sent.retryable && !StallDetail::try_from(sent).unwrap().retryable());
+}
+
+#[test]
+fn stall_details_have_the_names_of_the_specification() {
+    // WDG-4
+    let schema = include_str!("../../../proto/iop/wire/v1/wire.proto");
+    let (_, rest) = schema.split_once("message StallDetail {").unwrap();
+    let (body, _) = rest.split_once('}').unwrap();
+    let fields: Vec<_> = body
+        .lines()
+        .filter_map(|line| line.trim().strip_suffix(';')?.split_once(" = "))
+        .filter_map(|(field, _)| field.split(' ').next_back())
+        .collect();
+    let expected = "provider_health liveness_classification health_observation_seq ownership_close retryable idle_ms \
+                    timeout_ms timeout_setting adapter target";
+    assert_eq!(fields.join(" "), expected);
+}
+
+#[test]
 fn messages_of_the_session_are_complete_or_refused() {
     // WIR-3, WIR-4
     use proto::register_response::Outcome;
     let refusal = |reason| Some(Outcome::Refused(proto::RegisterRefusal { reason, retry_after_ms: 0 }));
-    let nobody = Some(Outcome::Accepted(proto::Registered { node_id: "n".into(), config: None }));
+    let nobody = Some(Outcome::Accepted(proto::Registered { node_id: "n".into(), ..Default::default() }));
     let blamed = [
         broken!(edge_envelope, "Hello", Hello, |m| m.instance_id = Bytes::new()),
         broken!(edge_envelope, "Hello", Hello, |m| m.proto_min = 3),
@@ -212,6 +273,46 @@ fn messages_of_the_session_are_complete_or_refused() {
             Some("\n".into())),
     ];
     assert_eq!(blamed, [None; 23]);
+}
+
+#[test]
+fn credentials_and_answers_to_commands_are_complete_or_refused() {
+    // WIR-3, WIR-4
+    use proto::node_command_response::{CapabilitiesResult, OllamaApiResult, Outcome};
+    type Break = fn(&mut CapabilitiesResult);
+    let breaks: [Break; 6] = [
+        |result| result.adapter.clear(),
+        |result| result.health.as_mut().unwrap().target.clear(),
+        |result| result.health.as_mut().unwrap().status = 0,
+        |result| result.health.as_mut().unwrap().status = 4,
+        |result| result.health.as_mut().unwrap().health_observation_seq = 0,
+        |result| result.health = Some(Default::default()),
+    ];
+    for change in breaks {
+        let blamed = broken!(edge_envelope, "NodeCommandResponse.Capabilities", NodeCommandResponse, |m| {
+            let mut result = CapabilitiesResult::from(capabilities());
+            change(&mut result);
+            m.outcome = Some(Outcome::Capabilities(result));
+        });
+        assert_eq!(blamed, None);
+    }
+    let answer = |status, len| Some(Outcome::OllamaApi(OllamaApiResult { status, body: vec![0; len].into() }));
+    let key = |len| Bytes::from(vec![1; len]);
+    let state = |slot: &str| proto::CredentialState { slot: slot.into(), revision: 1, disabled: false };
+    let blamed = [
+        broken!(edge_envelope, "NodeCommandResponse.OllamaApi", NodeCommandResponse, |m| m.outcome = answer(99, 0)),
+        broken!(edge_envelope, "NodeCommandResponse.OllamaApi", NodeCommandResponse, |m| m.outcome =
+            answer(200, 32 * 1024 + 1)),
+        broken!(node_envelope, "RegisterResponse.Accepted", RegisterResponse, |m| {
+            let Some(proto::register_response::Outcome::Accepted(registered)) = &mut m.outcome else { panic!() };
+            registered.trusted_lease_signers = vec![key(31)];
+        }),
+        broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.trusted_lease_signers = vec![key(33)]),
+        broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.trusted_lease_signers = vec![key(32); 9]),
+        broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.credential_states = vec![state("")]),
+        broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.credential_states = vec![state("s"); 4097]),
+    ];
+    assert_eq!(blamed, [None; 7]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use tonic::client::Grpc;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::EnvelopeCodec;
-use super::{ALPN, Decoded, Guard, SESSION, Shared, Written, link_error, poll_received, prepare, reason};
+use super::{ALPN, Congestion, Decoded, Guard, SESSION, Shared, Written, link_error, poll_received, prepare, reason};
 use crate::limits::{
     CLOSE_LINGER, DIAL_TIMEOUT, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, MAX_CONFIG_ENVELOPE,
     MAX_ENVELOPE,
@@ -34,6 +34,7 @@ pub struct GrpcConnector {
     address: String,
     authority: Uri,
     tls: Option<Tls>,
+    congestion: Congestion,
 }
 
 #[derive(Clone)]
@@ -60,7 +61,7 @@ impl GrpcConnector {
     pub fn plaintext(address: impl Into<String>) -> Result<Self, ConnectError> {
         let address = address.into();
         let authority = authority("http", &address)?;
-        Ok(Self { address, authority, tls: None })
+        Ok(Self { address, authority, tls: None, congestion: Congestion::System })
     }
 
     /// Dials `address` (`host:port`) with TLS; the Edge's certificate must be valid for `server_name`, or for the host of
@@ -81,12 +82,20 @@ impl GrpcConnector {
             .map_err(|_| ConnectError::Fatal(format!("{name:?} is no name that a certificate can be for")))?;
         let mut config = Arc::unwrap_or_clone(config);
         config.alpn_protocols = vec![ALPN.to_vec()];
-        Ok(Self { address, authority, tls: Some(Tls { config: Arc::new(config), name }) })
+        let tls = Some(Tls { config: Arc::new(config), name });
+        Ok(Self { address, authority, tls, congestion: Congestion::System })
+    }
+
+    /// With this congestion control of its sockets, where the system allows it. The system's own without this.
+    #[must_use]
+    pub const fn with_congestion(mut self, congestion: Congestion) -> Self {
+        self.congestion = congestion;
+        self
     }
 
     async fn dial(&self) -> Result<NodeLink, String> {
         let socket = TcpStream::connect(&self.address).await.map_err(|error| reason::of(&error))?;
-        prepare(&socket).map_err(|error| reason::of(&error))?;
+        prepare(&socket, self.congestion).map_err(|error| reason::of(&error))?;
         let peer = PeerIdentity::new(socket.peer_addr().ok(), None);
         let Some(Tls { config, name }) = &self.tls else {
             return self.open(socket, peer).await;

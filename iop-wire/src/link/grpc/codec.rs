@@ -9,7 +9,7 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 use super::{Decoded, Shared};
-use crate::convert::{WireMessage, decode_from, encode_into};
+use crate::convert::{WireMessage, decode_nth, encode_into};
 use crate::message::Sequenced;
 
 /// First size of a stream's frame buffer, and how it grows.
@@ -43,7 +43,7 @@ impl<I: WireMessage, O: WireMessage> Codec for EnvelopeCodec<I, O> {
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        EnvelopeDecoder(PhantomData)
+        EnvelopeDecoder { decoded: 0, message: PhantomData }
     }
 }
 
@@ -69,14 +69,19 @@ impl<M: WireMessage> Encoder for EnvelopeEncoder<M> {
     }
 }
 
-pub(super) struct EnvelopeDecoder<M>(PhantomData<fn() -> M>);
+pub(super) struct EnvelopeDecoder<M> {
+    /// Envelopes so far; stops counting at the largest number.
+    decoded: u32,
+    message: PhantomData<fn() -> M>,
+}
 
 impl<M: WireMessage> Decoder for EnvelopeDecoder<M> {
     type Item = Decoded<M>;
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
-        let decoded = decode_from(&mut *buffer);
+        self.decoded = self.decoded.saturating_add(1);
+        let decoded = decode_nth(self.decoded, &mut *buffer);
         // What a failed decode left must not be taken for the next frame.
         buffer.advance(buffer.remaining());
         Ok(Some(decoded))

@@ -24,7 +24,7 @@ use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::EnvelopeCodec;
-use super::{ALPN, Decoded, Guard, SESSION, Shared, Written, poll_received, prepare, reason};
+use super::{ALPN, Congestion, Decoded, Guard, SESSION, Shared, Written, poll_received, prepare, reason};
 use crate::limits::{
     ACCEPT_QUEUE, CLOSE_LINGER, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, HANDSHAKE_TIMEOUT,
     MAX_CONFIG_ENVELOPE, MAX_ENVELOPE, SESSIONS_PER_CONNECTION,
@@ -45,6 +45,7 @@ pub struct GrpcListener {
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     identity: IdentityOf,
+    congestion: Congestion,
 }
 
 impl fmt::Debug for GrpcListener {
@@ -60,7 +61,7 @@ impl GrpcListener {
     /// Takes connections without TLS.
     #[must_use]
     pub fn new(listener: TcpListener) -> Self {
-        Self { listener, tls: None, identity: |_| None }
+        Self { listener, tls: None, identity: |_| None, congestion: Congestion::System }
     }
 
     /// With TLS. The configuration's ALPN list is set to HTTP/2; whether certificates of clients are asked for and checked
@@ -80,13 +81,21 @@ impl GrpcListener {
         self
     }
 
+    /// With this congestion control of its connections, where the system allows it. The system's own without this.
+    #[must_use]
+    pub const fn with_congestion(mut self, congestion: Congestion) -> Self {
+        self.congestion = congestion;
+        self
+    }
+
     /// Takes connections until `shutdown`, then waits for those that are open. `on_link` gets each link and must return at
     /// once: it is the place to spawn a session.
     ///
     /// Dropping the future closes every connection.
     pub async fn serve(self, on_link: impl Fn(EdgeLink) + Send + Sync + 'static, shutdown: CancellationToken) {
-        let Self { listener, tls, identity } = self;
-        let handler = Arc::new(Handler { on_link: Box::new(on_link), identity, shutdown: shutdown.clone() });
+        let Self { listener, tls, identity, congestion } = self;
+        let handler = Handler { on_link: Box::new(on_link), identity, congestion, shutdown: shutdown.clone() };
+        let handler = Arc::new(handler);
         let handshakes = Arc::new(Semaphore::new(ACCEPT_QUEUE));
         let mut connections = JoinSet::new();
         loop {
@@ -144,6 +153,7 @@ pub async fn serve_edge(
 struct Handler {
     on_link: Box<dyn Fn(EdgeLink) + Send + Sync>,
     identity: IdentityOf,
+    congestion: Congestion,
     shutdown: CancellationToken,
 }
 
@@ -155,7 +165,7 @@ impl Handler {
         mut peer: PeerIdentity,
         permit: OwnedSemaphorePermit,
     ) -> Result<(), String> {
-        prepare(&socket).map_err(|error| reason::of(&error))?;
+        prepare(&socket, self.congestion).map_err(|error| reason::of(&error))?;
         let Some(tls) = tls else {
             return self.http2(socket, peer, permit).await;
         };

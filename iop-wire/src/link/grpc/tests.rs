@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use futures_util::{FutureExt, StreamExt};
-use iop_execution::{CancelReason, FinishReason, RunEvent, RunEventKind};
+use iop_execution::{CancelReason, FinishReason, FrameFlags, RunEvent, RunEventKind, TunnelFrame};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::AsyncWriteExt;
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::inbox::ReceiveWindow;
-use crate::limits::{INITIAL_WINDOW, MIN_WINDOW};
+use crate::limits::{INITIAL_WINDOW, MAX_CHUNK, MIN_WINDOW};
 use crate::link::{ConnectError, Connector, EdgeLink, Incoming, NodeLink};
 use crate::message::{CloseCode, Drain, Goodbye, Hello, Ping, Pong, RunNumber, ToEdge, ToNode};
 use crate::outbox::RunKey;
@@ -236,6 +236,59 @@ async fn an_undecodable_message_of_one_run_does_not_end_the_link() {
     server.stop().await;
 }
 
+/// A frame of a tunnel whose envelope is just above what may come before registration.
+fn large(n: u64) -> ToEdge {
+    let body = TunnelFrame::Body { bytes: vec![b'x'; MAX_CHUNK].into(), flags: FrameFlags::NONE };
+    ToEdge::Frame(RunNumber(1), n, body)
+}
+
+#[tokio::test]
+async fn a_node_that_has_not_registered_can_t_send_large_envelopes() {
+    // REG-8, WIR-8: even if they are of a kind that may be large later
+    for small in 0..=2 {
+        let mut server = Server::plaintext().await;
+        let link = plain(server.address).connect().await.unwrap();
+        let messages = (1..=small).map(|nonce| ToEdge::Ping(Ping { nonce })).chain([large(1), large(2)]);
+        let sequenced = (1..).zip(messages).map(|(seq, message)| Sequenced { seq, message });
+        let mut at_node = link.start(Box::pin(futures_util::stream::iter(sequenced.collect::<Vec<_>>())));
+        let accepted = async {
+            tokio::select! {
+                link = server.links.recv() => link.unwrap(),
+                item = at_node.next() => panic!("{item:?}"),
+            }
+        };
+        let edge = OutboxHandle::<ToNode>::new();
+        let mut at_edge = soon(accepted).await.start(edge.outgoing());
+        // The Node's end must be polled for its connection to be driven.
+        let node = tokio::spawn(async move { while let Some(Ok(_)) = at_node.next().await {} });
+        for nonce in 1..=small {
+            assert_eq!(soon(at_edge.next()).await.unwrap().unwrap().message, ToEdge::Ping(Ping { nonce }));
+        }
+        if small < 2 {
+            assert_eq!(soon(at_edge.next()).await, Some(Err(LinkError::TooLarge)), "message {}", small + 1);
+            assert_eq!(soon(at_edge.next()).await, None);
+        } else {
+            for n in 1..=2 {
+                assert_eq!(soon(at_edge.next()).await.unwrap().unwrap().message, large(n));
+            }
+        }
+        drop(at_edge);
+        soon(node).await.unwrap();
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_congestion_control_that_may_be_refused_never_stops_a_link() {
+    // WIR-11
+    for congestion in Congestion::ALL {
+        let mut server = Server::start(|listener| listener.with_congestion(*congestion)).await;
+        let pair = pair(&plain(server.address).with_congestion(*congestion), &mut server).await;
+        drop(pair);
+        server.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn sockets_send_at_once_on_both_sides() {
     // WIR-11
@@ -243,7 +296,7 @@ async fn sockets_send_at_once_on_both_sides() {
     let (client, server) =
         tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async { listener.accept().await.unwrap().0 });
     for socket in [client.unwrap(), server] {
-        prepare(&socket).unwrap();
+        prepare(&socket, Congestion::System).unwrap();
         assert!(socket.nodelay().unwrap());
     }
 }

@@ -69,7 +69,7 @@ impl LoadedEdge {
         }
         Ok(NodeEntry::new(
             NodeId::new(&node.id).map_err(|error| bad(&error))?,
-            TokenId::parse(&node.token_id).ok_or_else(|| bad(&"no token id"))?,
+            node.token_id.as_ref().map(|id| TokenId::parse(id).ok_or_else(|| bad(&"no token id"))).transpose()?,
             resolve_hash(&self.base, &node.token_hash).map_err(|error| bad(&error))?,
             providers,
         ))
@@ -98,6 +98,7 @@ impl LoadedEdge {
                     }
                     let mut model = ModelGroup::new(ModelName::new(&group.name).map_err(bad)?, candidates, queue);
                     model.aliases = group.aliases.iter().map(ModelName::new).collect::<Result<_, _>>().map_err(bad)?;
+                    model.long_context_threshold = group.long_context_threshold;
                     catalog = catalog.model(model);
                 }
             }
@@ -126,8 +127,8 @@ impl LoadedEdge {
             let principal =
                 Principal::new(record.principal.as_ref().unwrap_or(&record.id)).map_err(|error| bad(&error))?;
             let hash = resolve_hash(&self.base, &record.hash).map_err(|error| bad(&error))?;
-            let hash = hash.to_string().parse().map_err(|error| bad(&error))?;
-            keys.push(ApiKeyRecord::new(record.id.clone(), hash, principal, models).map_err(|error| bad(&error))?);
+            let id = TokenId::parse(&record.id).ok_or_else(|| bad(&"no key id"))?;
+            keys.push(ApiKeyRecord::new(id, hash, principal, models));
         }
         ApiKeys::records(keys).map_err(|error| unusable("API keys", error))
     }

@@ -1,5 +1,6 @@
 //! Decides which keys `edge.yaml` has: the tables that check it and print as its JSON Schema.
 
+use crate::config::link::LINK;
 use crate::config::schema::{Kind, Object, optional, required};
 
 /// Adapter kinds that config may name, the one it should name first.
@@ -104,7 +105,7 @@ static NODE: Object = Object {
     name: "a node",
     fields: &[
         required("id", Kind::Text, "unique"),
-        required("token_id", Kind::TokenId, "the 8 characters after `iopn_`"),
+        optional("token_id", Kind::TokenId, "the 8 characters after `iopn_`; the record is found faster with it"),
         required("token_hash", Kind::Hash, "`sha256:` of the token's secret part, from `iop-edge hash`"),
         optional("providers", Kind::List(&Kind::Object(&PROVIDER)), "what it runs"),
     ],
@@ -123,6 +124,11 @@ static MODEL: Object = Object {
         required("name", Kind::Text, "public name"),
         optional("aliases", Kind::List(&Kind::Text), "more public names"),
         required("candidates", Kind::List(&Kind::Object(&CANDIDATE)), "providers that can serve it"),
+        optional(
+            "long_context_threshold",
+            Kind::Integer { min: 1, max: 1 << 30 },
+            "estimated prompt tokens from which a request is long; default: none is",
+        ),
     ],
 };
 static QUEUE: Object = Object {
@@ -186,6 +192,7 @@ pub static EDGE: Object = Object {
             "name of the model in answers; default requested",
         ),
         optional("limits", Kind::Object(&LIMITS), "limits of the OpenAI listener"),
+        optional("link", Kind::Object(&LINK), "connections of Nodes"),
         optional("observability", Kind::Object(&OBSERVABILITY), "logs"),
     ],
 };

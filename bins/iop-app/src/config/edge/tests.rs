@@ -285,7 +285,36 @@ fn the_schema_closes_every_object_and_describes_every_key() {
     walk(&schema, &mut objects);
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(
-        objects, 18,
-        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, and 3 more"
+        objects, 19,
+        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, and 4 more"
     );
+}
+
+#[test]
+fn keys_of_later_versions_are_refused_as_such_and_not_as_misspelt() {
+    // CFG-1
+    let mut problems = Problems::of("edge.yaml");
+    let _ = EdgeConfig::parse(
+        &format!("{}\nrecovery: {{ max_extra_attempts: 2 }}\n", good()),
+        Path::new("."),
+        &mut problems,
+    );
+    let text = problems.to_string();
+    assert!(text.contains("`recovery` is not supported by this version yet"), "{text}");
+}
+
+#[test]
+fn a_models_threshold_and_the_links_congestion_control_are_read() {
+    // LEA-2, WIR-11
+    let text = format!("{}\nlink: {{ congestion: bbr }}\n", good()).replacen(
+        "candidates:",
+        "long_context_threshold: 32768\n    candidates:",
+        1,
+    );
+    let mut problems = Problems::of("edge.yaml");
+    let config = EdgeConfig::parse(&text, Path::new("."), &mut problems).unwrap();
+    assert!(!problems.has_errors(), "{problems}");
+    assert_eq!(config.link.congestion, crate::config::link::CongestionConfig::Bbr);
+    let ModelsConfig::Groups(groups) = &config.models else { panic!("groups") };
+    assert_eq!(groups[0].long_context_threshold, Some(32_768));
 }

@@ -102,6 +102,7 @@ pub(super) fn request(tag: u8) -> ToNode {
             window: INITIAL_WINDOW,
             prompt_tokens_estimate: 0,
             credential_lease: Redacted::default(),
+            credential_scope: None,
         },
     })
 }
