@@ -37,7 +37,7 @@ pub const DRR_QUANTUM: u32 = 4 * 1024;
 /// Most frames that wait in one run's queue before its producer is held back.
 pub const RUN_QUEUE_FRAMES: usize = 64;
 /// Most charged bytes that wait in one run's queue before its producer is held back.
-pub const RUN_QUEUE_BYTES: usize = 2 * MAX_CHUNK;
+pub const RUN_QUEUE_BYTES: usize = INITIAL_WINDOW as usize;
 /// Most control-like messages of one run that wait (credits of one run join, a cancel is queued once).
 pub const RUN_CONTROL: usize = 8;
 /// HTTP/2 window of a connection (WIR-10).

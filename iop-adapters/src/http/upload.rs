@@ -1,5 +1,6 @@
 //! Decides how a request is written: its head and what is here of its body together, never more than was announced.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -14,10 +15,14 @@ use super::socket::Socket;
 /// Most writes at one go, so that an answer is heard while an upload never has to wait.
 const WRITES_PER_POLL: usize = 16;
 
+/// Most pieces of a body that one write takes.
+const PIECES_PER_WRITE: usize = 16;
+
 /// What is still to be written of a request. Without `Debug`: it holds the key and the prompt.
 pub(super) struct Upload {
     head: Bytes,
-    chunk: Bytes,
+    /// Pieces of the body that are here, none of them empty.
+    pieces: VecDeque<Bytes>,
     body: RequestBody,
     /// Bytes of the body that have not been taken out of it.
     left: u64,
@@ -34,44 +39,53 @@ pub(super) enum UploadError {
 
 impl Upload {
     pub(super) fn new(head: Vec<u8>, body: RequestBody) -> Self {
-        Self { head: head.into(), chunk: Bytes::new(), left: body.len(), body }
+        Self { head: head.into(), pieces: VecDeque::new(), left: body.len(), body }
     }
 
     /// Writes on. Ready when everything is written.
     pub(super) fn poll(&mut self, socket: &mut Socket, cx: &mut Context<'_>) -> Poll<Result<(), UploadError>> {
         let mut socket = Pin::new(socket);
         for _ in 0..WRITES_PER_POLL {
-            let waits = self.poll_chunk(cx)?.is_pending();
-            if self.head.is_empty() && self.chunk.is_empty() {
+            let waits = self.poll_pieces(cx)?.is_pending();
+            if self.head.is_empty() && self.pieces.is_empty() {
                 // TLS keeps bytes back until it is flushed.
                 ready!(socket.as_mut().poll_flush(cx)).map_err(UploadError::Write)?;
                 return if waits { Poll::Pending } else { Poll::Ready(Ok(())) };
             }
-            let parts = [IoSlice::new(&self.head), IoSlice::new(&self.chunk)];
-            let first = usize::from(self.head.is_empty());
-            let parts = parts.get(first..).unwrap_or_default();
+            let mut parts = [IoSlice::new(&[]); PIECES_PER_WRITE + 1];
+            let here = std::iter::once(&self.head).chain(&self.pieces).filter(|part| !part.is_empty());
+            let count = parts.iter_mut().zip(here).map(|(slot, part)| *slot = IoSlice::new(part)).count();
+            let parts = parts.get(..count).unwrap_or_default();
             let mut written = ready!(socket.as_mut().poll_write_vectored(cx, parts)).map_err(UploadError::Write)?;
             if written == 0 {
                 return Poll::Ready(Err(UploadError::Write(io::ErrorKind::WriteZero.into())));
             }
-            for part in [&mut self.head, &mut self.chunk] {
-                let here = written.min(part.len());
-                part.advance(here);
-                written -= here;
+            let of_head = written.min(self.head.len());
+            self.head.advance(of_head);
+            written -= of_head;
+            while let Some(piece) = self.pieces.front_mut() {
+                if written < piece.len() {
+                    piece.advance(written);
+                    break;
+                }
+                written -= piece.len();
+                self.pieces.pop_front();
             }
         }
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Has the next piece of the body at hand, unless there is none.
-    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), UploadError>> {
-        while self.chunk.is_empty() && self.left > 0 {
-            let Some(Ok(chunk)) = ready!(Pin::new(&mut self.body).poll_next(cx)) else {
+    /// Has what is here of the body at hand, up to what one write takes. Pending while more must come.
+    fn poll_pieces(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), UploadError>> {
+        while self.pieces.len() < PIECES_PER_WRITE && self.left > 0 {
+            let Some(Ok(piece)) = ready!(Pin::new(&mut self.body).poll_next(cx)) else {
                 return Poll::Ready(Err(UploadError::Body));
             };
-            self.left = self.left.checked_sub(chunk.len() as u64).ok_or(UploadError::Body)?;
-            self.chunk = chunk;
+            self.left = self.left.checked_sub(piece.len() as u64).ok_or(UploadError::Body)?;
+            if !piece.is_empty() {
+                self.pieces.push_back(piece);
+            }
         }
         Poll::Ready(Ok(()))
     }

@@ -108,6 +108,7 @@ fn frames_are_bounded_and_large_events_go_on_in_the_next_one() {
 
 #[test]
 fn counts_on_every_token_do_not_cost_a_frame_each() {
+    // Field report T11: no report per token beside the token
     // EXE-7; field report 84: what was reported before a cancel is not lost
     let counted = |count: u64| {
         Bytes::from(format!(

@@ -211,10 +211,12 @@ impl<'a> Scanner<'a> {
     }
 
     fn refuse_control(&self, bytes: &[u8]) -> Result<(), JsonError> {
-        match bytes.iter().position(|byte| *byte < 0x20) {
-            None => Ok(()),
-            Some(offset) => Err(JsonError { at: self.at + offset, problem: "control character in a string" }),
+        // Without an early end the compiler checks many bytes at once: a prompt may be megabytes long.
+        if !bytes.iter().fold(false, |found, byte| found | (*byte < 0x20)) {
+            return Ok(());
         }
+        let offset = bytes.iter().position(|byte| *byte < 0x20).unwrap_or(0);
+        Err(JsonError { at: self.at + offset, problem: "control character in a string" })
     }
 
     /// Skips an escape; answers by how much it is longer than what it spells.

@@ -6,7 +6,7 @@ use iop_execution::{
 };
 
 use super::*;
-use crate::limits::{INITIAL_WINDOW, MAX_CHUNK, MAX_DELTA, RUN_CONTROL, RUN_QUEUE_FRAMES};
+use crate::limits::{INITIAL_WINDOW, MAX_CHUNK, MAX_DELTA, RUN_CONTROL, RUN_QUEUE_BYTES, RUN_QUEUE_FRAMES};
 use crate::message::{DispatchHead, Ping, RequestChunk, RunDispatch, ToEdge, ToNode};
 
 mod model;
@@ -364,7 +364,9 @@ fn room_follows_credit_and_queue() {
         assert_eq!(outbox.push(keys[1], body(1, FrameFlags::NONE)), Room::Open);
     }
     assert_eq!(outbox.push(keys[1], body(1, FrameFlags::NONE)), Room::Full);
-    assert_eq!(outbox.push(keys[2], body(MAX_CHUNK, FrameFlags::NONE)), Room::Open);
+    for _ in 1..RUN_QUEUE_BYTES / MAX_CHUNK {
+        assert_eq!(outbox.push(keys[2], body(MAX_CHUNK, FrameFlags::NONE)), Room::Open);
+    }
     assert_eq!(outbox.push(keys[2], body(MAX_CHUNK, FrameFlags::NONE)), Room::Full);
     assert_eq!(outbox.room(RunKey(77)), Room::Open, "an unknown run holds nobody back");
 }
