@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{join, join_all};
 use iop_execution::Provider;
-use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady};
+use iop_wire::{CancelPolicy, NodeConfigPayload, ProviderConfig, ProviderReady};
 use tokio::time::timeout;
 
 use crate::adapters::Adapter;
@@ -80,6 +80,10 @@ async fn make(node: &Inner, config: ProviderConfig) -> Option<(ProviderConfig, A
 }
 
 async fn build_and_start(node: &Inner, config: &ProviderConfig) -> Result<Arc<dyn Provider>, AdapterBuildError> {
+    if config.cancel_policy == CancelPolicy::Drain {
+        // Refused, not taken for `abort`: whoever asks for it has an engine that crashes on aborts.
+        return Err(AdapterBuildError::config("the cancel policy `drain` is not supported yet"));
+    }
     if !config.base_url.is_empty() {
         node.upstream.check(&config.base_url).map_err(|refused| AdapterBuildError::config(refused.to_string()))?;
     }

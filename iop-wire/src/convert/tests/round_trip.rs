@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::limits::MAX_EXEMPT;
 
 fn name() -> impl Strategy<Value = String> {
     proptest::collection::vec(prop_oneof![Just('é'), proptest::char::range('!', '~')], 1..20)
@@ -427,6 +428,8 @@ proptest! {
         let sent = |failure: &ExecutionFailure| ToEdge::decode(encoded(&frame(TunnelFrame::Failed(failure.clone()))));
         let arrived = |failure| Ok(Sequenced { seq: 2, message: frame(TunnelFrame::Failed(failure)) });
         prop_assert_eq!(sent(&failure), arrived(failure.clone()));
+        // WIR-7: exempt from credit, so bounded.
+        prop_assert!(encoded(&frame(TunnelFrame::Failed(failure.clone()))).len() <= MAX_EXEMPT);
         let mut changed = failure;
         changed.message = message.into();
         changed.upstream_status = status;
