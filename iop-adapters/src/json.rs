@@ -224,12 +224,7 @@ impl<'a> Scanner<'a> {
         let mut escaped = false;
         loop {
             let rest = self.bytes.get(self.at..).ok_or(NotJson)?;
-            let plain = memchr::memchr2(b'"', b'\\', rest).ok_or(NotJson)?;
-            // Without an early end the compiler checks many bytes at once.
-            if rest.get(..plain).unwrap_or_default().iter().fold(false, |found, byte| found | (*byte < 0x20)) {
-                return Err(NotJson);
-            }
-            self.at += plain;
+            self.at += plain_bytes(rest).ok_or(NotJson)?;
             match self.byte().ok_or(NotJson)? {
                 b'"' => break,
                 b'\\' => {
@@ -280,6 +275,23 @@ impl<'a> Scanner<'a> {
         }
         self.bytes.get(from..self.at).ok_or(NotJson)
     }
+}
+
+/// Up to here a string is looked at byte by byte: keys and tokens are shorter than what a vector search costs to set up.
+const SHORT: usize = 24;
+
+/// How many bytes stand before the first quote, backslash or control character; `None` if there is none.
+fn plain_bytes(bytes: &[u8]) -> Option<usize> {
+    let special = |byte: &u8| matches!(byte, b'"' | b'\\') || *byte < 0x20;
+    if let Some(at) = bytes.iter().take(SHORT).position(special) {
+        return Some(at);
+    }
+    let rest = bytes.get(SHORT..)?;
+    let found = memchr::memchr2(b'"', b'\\', rest)?;
+    let plain = rest.get(..found)?;
+    // Without an early end the compiler checks many bytes at once.
+    let clean = !plain.iter().fold(false, |control, byte| control | (*byte < 0x20));
+    if clean { Some(SHORT + found) } else { plain.iter().position(special).map(|at| SHORT + at) }
 }
 
 #[cfg(test)]
