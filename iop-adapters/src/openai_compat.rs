@@ -20,6 +20,7 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Method, StatusCode};
+use iop_execution::complaint::retry_after_ms;
 use iop_execution::failure::{FailureCode, FailureStage, ProviderContacted};
 use iop_execution::{
     Capabilities, Completion, EventSink, ExecutionFailure, Fenced, HeadSink, Health, Provider, ProviderError,
@@ -39,8 +40,6 @@ use crate::rules;
 const ERROR_BODY_WAIT: Duration = Duration::from_secs(2);
 /// Default of [`OpenAiCompatConfig::terminal_linger`].
 pub const TERMINAL_LINGER: Duration = Duration::from_millis(2_000);
-/// Longest wait a provider may ask for; what is longer is cut to it.
-const MAX_RETRY_AFTER_MS: u32 = 24 * 3_600_000;
 
 /// Why a call gave no answer; with the server's own error answer, where that may be shown.
 struct Refusal {
@@ -228,14 +227,6 @@ fn in_prefill(error: ProviderError) -> ProviderError {
     ProviderError::new(failure)
 }
 
-/// The provider's own wish to wait: milliseconds where it gives them, else seconds. Dates are ignored.
-fn retry_after_ms(headers: &HeaderMap) -> Option<u32> {
-    let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok().filter(|n| *n >= 0.0);
-    let ms = number("retry-after-ms").or_else(|| number("retry-after").map(|seconds| seconds * 1_000.0))?;
-    // A cast from f64 saturates.
-    Some((ms as u32).min(MAX_RETRY_AFTER_MS))
-}
-
 /// What kind of body an answer says it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Media {
@@ -315,12 +306,18 @@ impl Provider for OpenAiCompat {
     }
 
     async fn refresh(&self) {
-        if let Err(error) = self.discover().await {
-            let failure = error.failure();
-            tracing::info!(
-                code = %failure.code, status = failure.upstream_status,
-                "the server gave no model list: it is asked again when the Node connects anew"
-            );
+        match self.discover().await {
+            Ok(found) if found.is_iop => {
+                tracing::warn!("this provider's base_url leads to IOP itself: requests may go round in a circle");
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let failure = error.failure();
+                tracing::info!(
+                    code = %failure.code, status = failure.upstream_status,
+                    "the server gave no model list: it is asked again when the Node connects anew"
+                );
+            }
         }
     }
 

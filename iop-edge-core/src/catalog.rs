@@ -12,8 +12,7 @@ use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, 
 
 use crate::token::{TokenHash, TokenId};
 
-/// Places of a provider when neither its config nor its backend says how many (LEA-8).
-pub const DEFAULT_CAPACITY: u32 = 16;
+pub use iop_wire::limits::DEFAULT_CAPACITY;
 /// Most requests that wait for one model, by default.
 pub const DEFAULT_MAX_WAITING: usize = 1024;
 /// How long a request waits for a place, by default.

@@ -22,7 +22,6 @@ mod driver;
 mod edge;
 #[cfg_attr(not(feature = "driver"), allow(dead_code, reason = "only the driver publishes"))]
 pub mod events;
-mod labels;
 pub mod observe;
 #[cfg(feature = "openai")]
 pub mod openai;

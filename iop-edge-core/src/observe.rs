@@ -6,8 +6,8 @@ use std::time::Duration;
 use iop_execution::{ModelName, NodeId, ProviderId};
 use iop_wire::{CloseCode, RefusalReason};
 
-use crate::labels::closed;
 pub use crate::state::ledger::ReleaseCause;
+use iop_execution::closed_list as closed;
 
 closed! {
     /// How waiting for a place ended.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::failure::{ExecutionFailure, closed};
+use crate::closed_list as closed;
+use crate::failure::ExecutionFailure;
 use crate::redact::Len;
 use crate::usage::Usage;
 

@@ -4,35 +4,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZeroU64;
 
+use crate::closed_list as closed;
 use crate::id::{AdapterKey, Target};
 use crate::provider::Health;
-
-macro_rules! closed {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[allow(clippy::exhaustive_enums, reason = "a closed list of the specification")]
-        pub enum $name { $($(#[$vdoc])* $variant,)* }
-
-        impl $name {
-            /// Every value.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used on the wire's documentation, in logs and in metric labels.
-            #[must_use]
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-    };
-}
-pub(crate) use closed;
 
 closed! {
     /// Why an execution failed. This list is the only one (EXE-9).

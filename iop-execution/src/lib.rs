@@ -9,6 +9,7 @@
 //! | [`id`] | what a valid name is |
 //! | [`request`] | what a run and a tunnel ask for |
 //! | [`event`], [`frame`] | what they emit |
+//! | [`complaint`] | what a provider complained about |
 //! | [`failure`] | how they fail |
 //! | [`activity`] | what counts as progress |
 //! | [`provider`], [`sink`] | the contract with adapter authors |
@@ -21,6 +22,8 @@
 pub mod activity;
 pub mod address;
 pub mod chat;
+mod closed;
+pub mod complaint;
 pub mod event;
 pub mod execution;
 pub mod failure;

@@ -7,8 +7,9 @@ use std::num::NonZeroU32;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use crate::closed_list as closed;
 use crate::event::Completion;
-use crate::failure::{ExecutionFailure, FailureCode, FailureStage, ProviderContacted, ProviderReason, closed};
+use crate::failure::{ExecutionFailure, FailureCode, FailureStage, ProviderContacted, ProviderReason};
 use crate::id::Target;
 use crate::request::{RunRequest, TunnelRequest};
 use crate::sink::{EventSink, Fenced, HeadSink, TunnelEnd};

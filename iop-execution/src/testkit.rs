@@ -10,7 +10,8 @@
 //!
 //! The kit is for tests: it spawns tasks, sleeps, and opens sockets on 127.0.0.1.
 
-pub mod backend;
+pub mod alone;
+mod backend;
 pub mod cases;
 pub mod check;
 
@@ -19,6 +20,7 @@ mod clock;
 mod provider;
 mod script;
 
+pub use alone::alone;
 pub use backend::{Answer, ScriptedBackend};
 pub use check::{CheckOptions, CheckReport, check_provider};
 pub use clock::ManualClock;

@@ -12,8 +12,7 @@ use iop_execution::registry::RegisteredProvider;
 use iop_execution::{AdapterKey, Capabilities, CapacityGate, Provider, ProviderId, ProviderRegistry, Target};
 use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady, ReadyTarget, WireMode};
 
-/// Places of an adapter when neither config nor backend says how many (LEA-8).
-pub const DEFAULT_CAPACITY: u32 = 16;
+pub use iop_wire::limits::DEFAULT_CAPACITY;
 /// How long a cancelled provider may take to return, when the config does not say.
 pub const DEFAULT_CLOSE_GRACE: Duration = Duration::from_secs(5);
 /// Longest close grace that a config can ask for.

@@ -94,3 +94,5 @@ pub const MAX_CREDENTIAL_STATES: usize = 4096;
 pub const MAX_COMMAND_BODY: usize = 32 * 1024;
 /// Features this build offers.
 pub const FEATURES: &[&str] = &[];
+/// Places of a provider when neither config nor backend says how many (LEA-8).
+pub const DEFAULT_CAPACITY: u32 = 16;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
+use iop_execution::closed_list as closed;
 use iop_execution::{
     AdapterKey, CancelReason, InvalidName, NodeId, ProviderId, Redacted, RunEvent, RunId, SessionId, Target,
     TunnelFrame,
@@ -183,31 +184,6 @@ pub struct RegisterRefusal {
     pub reason: RefusalReason,
     /// Minimum wait before the next try; zero = none given.
     pub retry_after: Duration,
-}
-
-macro_rules! closed {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum $name { $($(#[$vdoc])* $variant,)* }
-
-        impl $name {
-            /// Every value.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in logs, metrics and documentation.
-            #[must_use]
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-    };
 }
 
 closed! {

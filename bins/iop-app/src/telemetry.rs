@@ -34,7 +34,7 @@ pub struct LogOptions {
     #[arg(long, env = "IOP_LOG_FORM", value_name = "FORM", global = true, display_order = 900)]
     pub log: Option<LogForm>,
     /// What is logged, like `info` or `warn,iop_node_core=debug` [default: info]
-    #[arg(long, env = "IOP_LOG", value_name = "FILTER", global = true, display_order = 901)]
+    #[arg(long, env = FILTER_VARIABLE, value_name = "FILTER", global = true, display_order = 901)]
     pub log_filter: Option<String>,
 }
 

@@ -1,7 +1,6 @@
 //! Decides how a failure looks to a client: status, type, code, headers, and one exact error object.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -363,14 +362,6 @@ const SHOWN_CHARS: usize = 80;
 
 fn shortened(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN_CHARS).collect()
-}
-
-/// A provider's wish to wait, from the headers of its answer.
-pub(crate) fn retry_after_ms(headers: &http::HeaderMap) -> Option<u32> {
-    let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok().filter(|n| *n >= 0.0);
-    let ms = number("retry-after-ms").or_else(|| Some(number("retry-after")? * 1_000.0))?;
-    let wait = Duration::try_from_secs_f64(ms / 1_000.0).ok()?;
-    Some(u32::try_from(wait.as_millis()).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

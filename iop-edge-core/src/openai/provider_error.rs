@@ -1,5 +1,6 @@
 //! Decides what a provider's error says, in whatever shape it comes, and which of its words a client may see.
 
+use iop_execution::complaint;
 use iop_execution::failure::ProviderReason;
 use iop_execution::sse::{BlockContent, split_blocks};
 use serde_json::{Map, Value};
@@ -65,24 +66,10 @@ impl ProviderSaid {
     }
 
     fn about(message: &str, names: &[&str]) -> Self {
-        let lower = message.get(..message.len().min(4_096)).unwrap_or_default().to_ascii_lowercase();
-        let named = |name: &str| names.contains(&name);
-        let too_long = named("context_length_exceeded")
-            || named("exceed_context_size_error")
-            || ["maximum context length", "context size", "context window", "context length", "n_ctx"]
-                .iter()
-                .any(|words| lower.contains(words));
-        let reason = if too_long {
-            Some(ProviderReason::ContextLengthExceeded)
-        } else if named("authentication_error") || named("invalid_api_key") {
+        let reason = if names.iter().any(|name| matches!(*name, "authentication_error" | "invalid_api_key")) {
             Some(ProviderReason::AuthFailed)
-        } else if named("rate_limit_error")
-            || named("rate_limit_exceeded")
-            || lower.contains("maximum pending requests")
-        {
-            Some(ProviderReason::Overloaded)
         } else {
-            None
+            complaint::reason(None, [&[message], names].concat().join("\n").as_bytes())
         };
         Self { status: None, reason, message: scrubbed(message) }
     }

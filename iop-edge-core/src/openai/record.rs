@@ -9,7 +9,7 @@ use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId, Usage};
 
 use super::errors::ApiError;
 use crate::api::{Admitted, Engine};
-use crate::labels::closed;
+use iop_execution::closed_list as closed;
 
 closed! {
     /// Who ended a request (OPS-2).

@@ -9,8 +9,8 @@ use std::fmt;
 
 use iop_execution::{AdapterKey, NodeId, ProviderId, Target};
 
-use crate::labels::closed;
 use crate::state::id::{AttemptId, Generation};
+use iop_execution::closed_list as closed;
 
 closed! {
     /// Class of a request: long ones draw on a part of the places only (LEA-2).

@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use iop_execution::testkit::{Script, ScriptedProvider};
+use iop_execution::testkit::{Script, ScriptedProvider, alone};
 use iop_execution::{CancelReason, FailureCode, RunEventKind};
 use iop_node_core::ServeEnd;
 use iop_wire::*;
@@ -117,6 +117,9 @@ impl tracing::Subscriber for Log {
 #[tokio::test(start_paused = true)]
 async fn no_token_prompt_output_or_query_is_ever_logged() {
     // CRD-9
+    if !alone("shutdown::no_token_prompt_output_or_query_is_ever_logged").unwrap() {
+        return;
+    }
     let log = Log::default();
     let _guard = tracing::subscriber::set_default(log.clone());
     let (mut node, _) = Harness::scripted(ScriptedProvider::new(Script::text("SENTINEL-OUTPUT")).with_tunnels());

@@ -57,9 +57,9 @@ models:
 queue: { max_waiting: 8192, timeout_ms: 30000 }
 limits: { connections: 8192, connections_per_address: 8192 }
 C
-  RUST_LOG=error spawn "$bin/iop-edge" serve --config "$d/edge.yaml"
+  IOP_LOG=error spawn "$bin/iop-edge" serve --config "$d/edge.yaml"
   # In its own folder, because the run journal stands in the working directory.
-  RUST_LOG=error spawn env -C "$d" "$bin/iop-node" serve --edge "$scheme://127.0.0.1:$((PORT + 1))" --token-file "$d/node.token" "${ca[@]}"
+  IOP_LOG=error spawn env -C "$d" "$bin/iop-node" serve --edge "$scheme://127.0.0.1:$((PORT + 1))" --token-file "$d/node.token" "${ca[@]}"
   URL=http://127.0.0.1:$PORT/v1
   MODEL=bench KEY=iopk_benchkey_$key_secret
 }

@@ -7,6 +7,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 
+use iop_execution::testkit::alone;
+
 use super::*;
 use crate::exit::Exit;
 use crate::testdir::TestDir;
@@ -272,6 +274,9 @@ impl std::io::Write for Sink {
 #[tokio::test]
 async fn each_request_has_one_access_line_and_no_log_holds_a_prompt_or_a_key() {
     // OPS-2: everything that is logged at all, down to TRACE; the runtime of this test has one thread
+    if !alone("up::tests::each_request_has_one_access_line_and_no_log_holds_a_prompt_or_a_key").unwrap() {
+        return;
+    }
     let sink = Sink::default();
     let writer = sink.clone();
     let subscriber = tracing_subscriber::fmt()

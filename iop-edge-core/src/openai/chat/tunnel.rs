@@ -12,13 +12,14 @@
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
+use iop_execution::complaint;
 use iop_execution::{
     ExecutionFailure, FailureCode, FailureStage, FrameFlags, ProviderContacted, TunnelFrame, TunnelHead, Usage,
 };
 
 use super::commit::Gate;
 use crate::openai::config::{MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PROVIDER_ERROR_BYTES};
-use crate::openai::errors::{ApiError, retry_after_ms};
+use crate::openai::errors::ApiError;
 use crate::openai::provider_error::ProviderSaid;
 use crate::openai::record::Edit;
 use crate::openai::rewrite::top_level::{Key, Met, Scan};
@@ -130,7 +131,7 @@ impl TunnelAnswer {
         let typed = head.headers.contains_key(http::header::CONTENT_TYPE);
         self.stage = if !head.status.is_success() || head.status == StatusCode::NO_CONTENT {
             let failure = rejected("the provider answered with an error", Some(head.status.as_u16()))
-                .with_retry_after_ms(retry_after_ms(&head.headers));
+                .with_retry_after_ms(complaint::retry_after_ms(&head.headers));
             Stage::Failing(Failing::new(failure, ProviderSaid::default(), true))
         } else if self.stream && typed && !head.is_event_stream() {
             let failure = protocol("the provider's answer is no event stream");

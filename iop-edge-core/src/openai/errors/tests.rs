@@ -1,4 +1,5 @@
-use http::HeaderMap;
+use std::time::Duration;
+
 use iop_execution::{FailureStage, ProviderContacted};
 use serde_json::{Value, json};
 
@@ -147,19 +148,6 @@ fn special_headers_stand_where_they_belong() {
         (&"close".parse().unwrap(), &"1".parse().unwrap())
     );
     assert_eq!(ApiError::method_not_allowed("POST").to_response().headers()[ALLOW], "POST");
-}
-
-#[test]
-fn a_providers_wish_is_read_in_both_forms() {
-    let headers = |name: &'static str, value: &str| {
-        HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())])
-    };
-    assert_eq!(retry_after_ms(&headers("retry-after", "2")), Some(2_000));
-    assert_eq!(retry_after_ms(&headers("retry-after", "0.5")), Some(500));
-    assert_eq!(retry_after_ms(&headers("retry-after-ms", "70")), Some(70));
-    for junk in ["-1", "NaN", "inf", "1e300", "Wed, 21 Oct 2015 07:28:00 GMT"] {
-        assert_eq!(retry_after_ms(&headers("retry-after", junk)), None, "{junk}");
-    }
 }
 
 fn check_retry(error: &ApiError) {

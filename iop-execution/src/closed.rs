@@ -1,6 +1,11 @@
-//! Decides how closed lists print: each value has one fixed name, for logs, metric labels and documentation.
+//! Decides how closed lists look everywhere: each value has one fixed name, for logs, metric labels and documentation.
 
-macro_rules! closed {
+/// Declares a closed list: an enum without data whose values have one fixed name each.
+///
+/// It gets `ALL` (every value, in order), `as_str` and `Display`. The enum is exhaustive: a new value must break whoever
+/// matches on it.
+#[macro_export]
+macro_rules! closed_list {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,4 +30,3 @@ macro_rules! closed {
         }
     };
 }
-pub(crate) use closed;
