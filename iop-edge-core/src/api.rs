@@ -47,6 +47,13 @@ pub struct Submit {
     pub priority: i8,
     /// Estimate of the prompt's tokens (LEA-2): class and filters, never usage.
     pub prompt_tokens_estimate: u32,
+    /// Hash of the leading prompt text, for [`Strategy::PrefixAffinity`](crate::catalog::Strategy); 0 = none. The caller's
+    /// principal is mixed in by the engine.
+    pub prompt_prefix: u64,
+    /// A provider that any other runtime-eligible one is preferred to (SEL-2).
+    pub avoid_provider_id: Option<ProviderId>,
+    /// The avoided provider may be chosen when no other is runtime-eligible.
+    pub allow_avoided_provider_fallback: bool,
 }
 
 impl Submit {
@@ -68,6 +75,9 @@ impl Submit {
             deadline: None,
             priority: 0,
             prompt_tokens_estimate: 0,
+            prompt_prefix: 0,
+            avoid_provider_id: None,
+            allow_avoided_provider_fallback: false,
         }
     }
 }
@@ -235,4 +245,43 @@ pub enum CancelRun {
 pub struct Unsupported(
     /// The operation.
     pub &'static str,
+);
+
+/// What a new config changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConfigChange {
+    /// Its revision.
+    pub revision: u64,
+    /// Nodes that are new.
+    pub nodes_added: Vec<NodeId>,
+    /// Nodes that are gone: their connections end as `removed_from_config`.
+    pub nodes_removed: Vec<NodeId>,
+    /// Nodes whose providers changed; the ready ones are sent their new config.
+    pub nodes_changed: Vec<NodeId>,
+    /// Models that are new, gone, or served in another way.
+    pub models_changed: Vec<ModelName>,
+}
+
+/// Why a config was not taken. Nothing changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApplyError {
+    /// A config replaces one of a lower revision only.
+    #[error("the config's revision must be higher than {current}")]
+    NotNewer {
+        /// The revision in force.
+        current: u64,
+    },
+    /// The Edge is going down.
+    #[error("the edge is shutting down")]
+    ShuttingDown,
+}
+
+/// There is no such Node in the config.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("node {0} is not in the config")]
+pub struct UnknownNode(
+    /// Its id.
+    pub NodeId,
 );

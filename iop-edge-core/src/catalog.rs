@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use iop_execution::closed_list as closed;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, StallTimeout, Target};
 use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::{MAX_LIST, MAX_TARGETS};
@@ -17,6 +18,10 @@ pub use iop_wire::limits::DEFAULT_CAPACITY;
 pub const DEFAULT_MAX_WAITING: usize = 1024;
 /// How long a request waits for a place, by default.
 pub const DEFAULT_QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a suspect may leave a ping unanswered before its uncommitted requests are withdrawn, by default (FEN-7).
+pub const DEFAULT_SUSPICION_WITHDRAW: Duration = Duration::from_secs(10);
+/// The least it may be.
+pub const MIN_SUSPICION_WITHDRAW: Duration = Duration::from_secs(3);
 
 /// One configured Node.
 #[derive(Debug, Clone)]
@@ -92,6 +97,21 @@ impl Candidate {
     }
 }
 
+closed! {
+    /// How a model's free candidates are ranked (SEL-1). Avoidance, suspicion and cooling come first, whatever this says.
+    Strategy {
+        /// Lowest load relative to places and weight; recent failures count as load.
+        LeastLoaded = "least_loaded",
+        /// In turn, by weight.
+        RoundRobin = "round_robin",
+        /// The first of the list that has a place: later ones are spares.
+        Ordered = "ordered",
+        /// The candidate that had the same leading prompt text of the same caller before, while it is not much busier than
+        /// the others.
+        PrefixAffinity = "prefix_affinity",
+    }
+}
+
 /// One public model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -108,6 +128,11 @@ pub struct ModelGroup {
     pub queue_timeout: Duration,
     /// Estimated prompt tokens from which a request is `long` (LEA-2); none = never.
     pub long_context_threshold: Option<u32>,
+    /// How a candidate is chosen; none = by the engine's own policy, [`Strategy::LeastLoaded`] unless the embedder brings
+    /// another.
+    pub strategy: Option<Strategy>,
+    /// How long a request waits for a configured provider that is absent (FEN-3); zero = not at all.
+    pub absence_grace: Duration,
 }
 
 impl ModelGroup {
@@ -121,6 +146,8 @@ impl ModelGroup {
             max_waiting: queue.max_waiting,
             queue_timeout: queue.timeout,
             long_context_threshold: None,
+            strategy: None,
+            absence_grace: Duration::ZERO,
         }
     }
 }
@@ -212,6 +239,9 @@ pub enum CatalogError {
     /// More places for long requests than places.
     #[error("provider {0}: long_capacity is larger than capacity")]
     LongCapacity(ProviderId),
+    /// A time of silence after which suspects lose their requests that is too short to tell (FEN-7).
+    #[error("suspicion_withdraw must be off or at least {} ms", MIN_SUSPICION_WITHDRAW.as_millis())]
+    SuspicionWithdraw,
     /// A stall timeout out of range.
     #[error("provider {provider}: {source}")]
     StallTimeout {
@@ -231,6 +261,7 @@ pub struct Catalog {
     models: Vec<ModelGroup>,
     models_auto: bool,
     queue: QueueDefaults,
+    suspicion_withdraw: Option<Duration>,
 }
 
 impl Catalog {
@@ -244,6 +275,7 @@ impl Catalog {
                 models: Vec::new(),
                 models_auto: false,
                 queue: QueueDefaults::default(),
+                suspicion_withdraw: Some(DEFAULT_SUSPICION_WITHDRAW),
             },
         }
     }
@@ -282,6 +314,12 @@ impl Catalog {
     #[must_use]
     pub const fn queue(&self) -> QueueDefaults {
         self.queue
+    }
+
+    /// How long a suspect may leave a ping unanswered before its uncommitted requests are withdrawn; none = for ever (FEN-7).
+    #[must_use]
+    pub const fn suspicion_withdraw(&self) -> Option<Duration> {
+        self.suspicion_withdraw
     }
 
     /// What a Node shall run: its enabled providers.
@@ -336,11 +374,21 @@ impl CatalogBuilder {
         self
     }
 
+    /// How long a suspect may leave a ping unanswered before its uncommitted requests are withdrawn; none = for ever. 10 s by
+    /// default, 3 s at least (FEN-7).
+    pub const fn suspicion_withdraw(mut self, after: Option<Duration>) -> Self {
+        self.catalog.suspicion_withdraw = after;
+        self
+    }
+
     /// Checks everything.
     ///
     /// # Errors
     /// [`CatalogError`] names the first thing that is wrong.
     pub fn build(self) -> Result<Catalog, CatalogError> {
+        if self.catalog.suspicion_withdraw.is_some_and(|after| after < MIN_SUSPICION_WITHDRAW) {
+            return Err(CatalogError::SuspicionWithdraw);
+        }
         let providers = check_nodes(&self.catalog.nodes)?;
         check_models(&self.catalog.models, &providers)?;
         self.catalog.nodes.iter().try_for_each(|node| check_config(&self.catalog, node))?;

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
-use iop_execution::{NodeId, RunId, RunStream, TunnelStream};
+use iop_execution::{Entropy, NodeId, RunId, RunStream, TunnelStream};
 use iop_wire::limits::{CLOSE_LINGER, RECEIVE_POOL};
 use iop_wire::{CloseCode, CommandResult, EdgeLink, HeartbeatProfile, NodeCommand};
 
 use crate::api::{
-    Admitted, CancelRun, Engine, ModelListing, Output, Payload, Submit, SubmitError, Submitted, Unsupported, WireKind,
+    Admitted, ApplyError, CancelRun, ConfigChange, Engine, ModelListing, Output, Payload, Submit, SubmitError,
+    Submitted, UnknownNode, Unsupported, WireKind,
 };
 use crate::catalog::Catalog;
 use crate::driver::pool::Pool;
@@ -20,7 +21,7 @@ use crate::driver::shared::{SLOW_CLIENT_TICK, Shared, now};
 use crate::driver::{connection, dispatch};
 use crate::events::{RunNotice, Subscription};
 use crate::observe::Observer;
-use crate::snapshot::EdgeSnapshot;
+use crate::snapshot::{EdgeSnapshot, RunSnapshot};
 use crate::state::{CapacityLedger, EdgeNodeEvent, EdgeState, LeastLoaded, Ledger, SelectionPolicy};
 
 /// Nodes come back within this time after a shutdown, spread at random.
@@ -43,6 +44,7 @@ pub struct EdgeBuilder {
     edge_id: String,
     observer: Arc<dyn Observer>,
     heartbeat: HeartbeatProfile,
+    entropy: Entropy,
     receive_pool: u64,
     ledger: Box<dyn CapacityLedger>,
     policy: Box<dyn SelectionPolicy>,
@@ -68,6 +70,12 @@ impl EdgeBuilder {
         self
     }
 
+    /// Where run ids and jitter come from: the operating system by default. A seed makes a simulation repeatable.
+    pub fn entropy(mut self, entropy: Entropy) -> Self {
+        self.entropy = entropy;
+        self
+    }
+
     /// Bytes, as charged, that may wait for all clients together; 256 MiB by default (WIR-7).
     pub const fn receive_pool(mut self, bytes: u64) -> Self {
         self.receive_pool = bytes;
@@ -90,7 +98,7 @@ impl EdgeBuilder {
     #[must_use]
     pub fn build(self) -> Edge {
         let state = EdgeState::new(self.catalog, self.edge_id, self.ledger, self.policy);
-        let shared = Shared::new(state, Pool::new(self.receive_pool), self.heartbeat, self.observer);
+        let shared = Shared::new(state, Pool::new(self.receive_pool), self.heartbeat, self.entropy, self.observer);
         Edge { shared: Arc::new(shared) }
     }
 }
@@ -117,6 +125,7 @@ impl Edge {
             edge_id: "edge".to_owned(),
             observer: Arc::new(()),
             heartbeat: HeartbeatProfile::default(),
+            entropy: Entropy::system(),
             receive_pool: RECEIVE_POOL,
             ledger: Box::new(Ledger::default()),
             policy: Box::new(LeastLoaded),
@@ -231,7 +240,7 @@ impl Edge {
         self.shared.with(|core, now| core.state.begin_shutdown(grace, now));
         let running = || self.shared.with(|core, _| core.state.open_runs()) > 0;
         self.settle(grace, running).await;
-        let spread = || RETURN_SPREAD.mul_f64(connection::fraction());
+        let spread = || RETURN_SPREAD.mul_f64(self.shared.entropy.fraction());
         self.shared.with(|core, now| core.state.close_all(CloseCode::Restart, spread, now));
         let attached = || self.shared.attached.load(Ordering::Relaxed) > 0;
         self.settle(CLOSE_LINGER, attached).await;
@@ -265,22 +274,36 @@ impl Edge {
         std::future::ready(Err(Unsupported("command")))
     }
 
-    /// Replaces the catalog.
+    /// Replaces the config as a whole (CFG-2). Requests that have a place go on as they were admitted; who waits is resolved
+    /// again. Nodes that are gone from it are closed, ready ones whose providers changed are sent their new config.
     ///
     /// # Errors
-    /// Always [`Unsupported`] in this version.
-    pub fn apply_config(&self, catalog: Catalog) -> Result<(), Unsupported> {
-        drop(catalog);
-        Err(Unsupported("apply_config"))
+    /// [`ApplyError`]; nothing changed then.
+    pub fn apply_config(&self, catalog: Catalog) -> Result<ConfigChange, ApplyError> {
+        self.shared.with(|core, now| core.state.apply_config(Arc::new(catalog), now))
     }
 
-    /// Takes a Node out of service.
+    /// Takes a Node out of service: what runs there goes on, nothing new is sent. It stays connected, and out of service
+    /// over reconnects, until [`resume`](Self::resume).
     ///
     /// # Errors
-    /// Always [`Unsupported`] in this version.
-    pub fn drain(&self, node: &NodeId) -> Result<(), Unsupported> {
-        let _ = node;
-        Err(Unsupported("drain"))
+    /// [`UnknownNode`].
+    pub fn drain(&self, node: &NodeId) -> Result<(), UnknownNode> {
+        self.shared.with(|core, now| core.state.set_in_service(node, false, now))
+    }
+
+    /// Puts a drained Node back into service.
+    ///
+    /// # Errors
+    /// [`UnknownNode`].
+    pub fn resume(&self, node: &NodeId) -> Result<(), UnknownNode> {
+        self.shared.with(|core, now| core.state.set_in_service(node, true, now))
+    }
+
+    /// Requests that wait or hold a place, oldest first, at most `limit`.
+    #[must_use]
+    pub fn runs(&self, limit: usize) -> Vec<RunSnapshot> {
+        self.shared.with(|core, now| core.state.runs(limit, now))
     }
 }
 

@@ -11,6 +11,7 @@
 //! placed; queues are within their bound and nobody waits longer than allowed; a generation that ended owns nothing.
 
 mod admission;
+mod config;
 mod effect;
 mod fleet;
 mod groups;
@@ -22,6 +23,7 @@ mod registry;
 mod selection;
 mod throttle;
 mod timers;
+mod view;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,10 +32,9 @@ use std::time::{Duration, Instant};
 use iop_execution::{ModelName, RunId};
 use iop_wire::{CloseCode, Drain, ToNode};
 
-use crate::api::{ModelListing, SubmitError};
+use crate::api::SubmitError;
 use crate::catalog::Catalog;
 use crate::observe::{Observation, WaitOutcome};
-use crate::snapshot::{EdgeSnapshot, GroupSnapshot, NodeSnapshot, ProviderSnapshot};
 pub(crate) use admission::{Admission, Ask};
 pub use effect::EdgeNodeEvent;
 pub(crate) use effect::Effect;
@@ -300,57 +301,6 @@ impl EdgeState {
         let provider = lease.provider;
         self.effects.push_back(Effect::Observe(Observation::LeaseReleased { provider, cause }));
         true
-    }
-
-    /// Models clients may see, in config order (API-12).
-    pub(crate) fn models(&self) -> Vec<ModelListing> {
-        let listing = |group: &groups::Group| {
-            let candidates = group.model.candidates.iter();
-            let states: Vec<_> = candidates.filter_map(|c| Some((c, self.fleet.provider(&c.provider)?))).collect();
-            let context = states.iter().filter_map(|(candidate, state)| {
-                let listed = state.listed.iter().find(|listed| listed.target == candidate.target)?;
-                (listed.context_length != 0).then_some(listed.context_length)
-            });
-            ModelListing {
-                name: group.model.name.clone(),
-                created: self.catalog.created(),
-                owned_by: "iop".to_owned(),
-                context_length: context.min(),
-                available: !self.shutting_down && states.iter().any(|(_, state)| state.wire(None).is_some()),
-                tools: states.iter().any(|(_, state)| state.tools),
-                reasoning: states.iter().any(|(_, state)| state.reasoning),
-            }
-        };
-        self.groups.iter().map(listing).collect()
-    }
-
-    /// What is configured and what is in use (EDG-4).
-    pub(crate) fn snapshot(&self, now: Instant) -> EdgeSnapshot {
-        let nodes = self.catalog.nodes().iter().map(|node| {
-            let (connected, draining) = self.registry.node_phase(&node.id);
-            let of_node = self.fleet.providers().iter().filter(|provider| provider.node == node.id);
-            let providers = of_node.map(|state| ProviderSnapshot {
-                provider: state.config.provider_id.clone(),
-                enabled: state.enabled,
-                connected: state.online.is_some(),
-                configured_capacity: state.config.capacity,
-                effective: state.online.map(|online| online.limits).unwrap_or_default(),
-                in_use: self.ledger.counters(&state.config.provider_id),
-            });
-            NodeSnapshot {
-                node: node.id.clone(),
-                enabled: node.enabled,
-                connected,
-                draining,
-                providers: providers.collect(),
-            }
-        });
-        let groups = self.groups.iter().map(|group| GroupSnapshot {
-            model: group.model.name.clone(),
-            waiting: group.queue.len(),
-            oldest_wait: group.queue.oldest().map(|since| now.saturating_duration_since(since)).unwrap_or_default(),
-        });
-        EdgeSnapshot { nodes: nodes.collect(), models: groups.collect(), late_releases: self.ledger.late_releases() }
     }
 }
 

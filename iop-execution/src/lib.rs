@@ -16,6 +16,7 @@
 //! | [`execution`] | how the outcome of a provider call becomes one terminal |
 //! | [`stream`] | what a caller holds |
 //! | [`registry`], [`gate`] | which adapter serves a key, and how many calls it takes |
+//! | [`entropy`] | where random numbers come from |
 //! | [`address`] | which addresses no backend may have |
 //! | [`sse`], [`ndjson`] | how provider bytes become events |
 
@@ -24,6 +25,7 @@ pub mod address;
 pub mod chat;
 mod closed;
 pub mod complaint;
+pub mod entropy;
 pub mod event;
 pub mod execution;
 pub mod failure;
@@ -46,6 +48,7 @@ pub mod usage;
 pub use activity::{Activity, classify_event, classify_frame};
 pub use async_trait::async_trait;
 pub use chat::ChatInput;
+pub use entropy::Entropy;
 pub use event::{CancelReason, Completion, FinishReason, RunEvent, RunEventKind, ToolCallDelta};
 pub use execution::{RunExecution, TunnelExecution};
 pub use failure::{ExecutionFailure, FailureCode, FailureStage, ProviderContacted};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use iop_execution::{NodeId, Provider, Redacted};
+use iop_execution::{Entropy, NodeId, Provider, Redacted};
 use iop_wire::{AdapterInventory, ConnectError, Connector, HeartbeatProfile};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -41,6 +41,7 @@ pub(crate) struct Inner {
     pub(crate) factory: Arc<dyn AdapterFactory>,
     pub(crate) custom: HashMap<String, Arc<dyn Provider>>,
     pub(crate) observer: Arc<dyn NodeObserver>,
+    entropy: Entropy,
     policy: ReconnectPolicy,
     adapters: Mutex<Adapters>,
     ordinal: AtomicU64,
@@ -59,6 +60,11 @@ impl Inner {
             inventory.push(AdapterInventory { kind: CUSTOM_KIND.to_owned(), version: self.version.clone() });
         }
         inventory
+    }
+
+    /// A random number that spreads load.
+    pub(crate) fn jitter(&self) -> u32 {
+        u32::try_from(self.entropy.number() >> 32).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn set_status(&self, status: NodeStatus) {
@@ -118,6 +124,7 @@ pub struct NodeBuilder {
     factory: Arc<dyn AdapterFactory>,
     custom: HashMap<String, Arc<dyn Provider>>,
     observer: Arc<dyn NodeObserver>,
+    entropy: Entropy,
     policy: ReconnectPolicy,
 }
 
@@ -137,6 +144,12 @@ impl NodeBuilder {
     /// Is told what happens. Default: nobody.
     pub fn observer(mut self, observer: Arc<dyn NodeObserver>) -> Self {
         self.observer = observer;
+        self
+    }
+
+    /// Where the instance id and jitter come from: the operating system by default. A seed makes a simulation repeatable.
+    pub fn entropy(mut self, entropy: Entropy) -> Self {
+        self.entropy = entropy;
         self
     }
 
@@ -183,7 +196,7 @@ impl NodeBuilder {
     /// [`NodeError::Randomness`] when the operating system gives none.
     pub fn build(self) -> Result<Node, NodeError> {
         let mut instance_id = [0; 16];
-        getrandom::fill(&mut instance_id).map_err(|_| NodeError::Randomness)?;
+        self.entropy.fill(&mut instance_id).map_err(|_| NodeError::Randomness)?;
         let inner = Inner {
             token: self.token,
             claimed_node_id: self.claimed_node_id,
@@ -195,6 +208,7 @@ impl NodeBuilder {
             factory: self.factory,
             custom: self.custom,
             observer: self.observer,
+            entropy: self.entropy,
             policy: self.policy,
             adapters: Mutex::new(Adapters::new()),
             ordinal: AtomicU64::new(0),
@@ -244,6 +258,7 @@ impl Node {
             factory: Arc::new(NoFactory),
             custom: HashMap::new(),
             observer: Arc::new(NoObserver),
+            entropy: Entropy::system(),
             policy: ReconnectPolicy::default(),
         }
     }
@@ -332,7 +347,7 @@ async fn supervise(
             }
         };
         inner.set_status(NodeStatus::Connecting);
-        let wait = match reconnect.ended(now(), retry_after, random_u32()) {
+        let wait = match reconnect.ended(now(), retry_after, inner.jitter()) {
             Next::Dial(wait) => wait,
             Next::Exhausted => return Err(NodeError::Exhausted { attempts: reconnect.attempts() }),
         };
@@ -342,14 +357,5 @@ async fn supervise(
             () = shutdown.cancelled() => return Ok(ServeEnd::Drained),
             () = sleep(wait) => {}
         }
-    }
-}
-
-/// Spreads load only, so a missing source of randomness costs no more than the spread.
-pub(crate) fn random_u32() -> u32 {
-    let mut bytes = [0; 4];
-    match getrandom::fill(&mut bytes) {
-        Ok(()) => u32::from_ne_bytes(bytes),
-        Err(_) => u32::MAX / 2,
     }
 }

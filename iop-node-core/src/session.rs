@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::body::Inbox;
 use crate::drive::Stop;
 use crate::install::apply;
-use crate::node::{Inner, NodeStatus, random_u32};
+use crate::node::{Inner, NodeStatus};
 use crate::observe::{RunOutcome, RunPath};
 use crate::state::handshake::{Handshake, State, Step};
 use crate::state::reconnect::Reconnect;
@@ -157,7 +157,7 @@ pub(crate) async fn serve(
 ) -> End {
     let now = now();
     let mut profile = node.heartbeat;
-    let shift = (profile.interval.as_nanos() * u128::from(random_u32())) >> 32;
+    let shift = (profile.interval.as_nanos() * u128::from(node.jitter())) >> 32;
     profile.first_shift = Duration::from_nanos(u64::try_from(shift).unwrap_or(0));
     let mut session = Session {
         node,

@@ -92,7 +92,9 @@ pub const MAX_LEASE_SIGNERS: usize = 8;
 pub const MAX_CREDENTIAL_STATES: usize = 4096;
 /// Largest body of a command, and of its answer.
 pub const MAX_COMMAND_BODY: usize = 32 * 1024;
+/// Feature: a Node may send a ConfigAck nobody waits for, when what its providers offer has changed (ADP-5).
+pub const FEATURE_PROVIDER_OFFERS: &str = "provider_offers";
 /// Features this build offers.
-pub const FEATURES: &[&str] = &[];
+pub const FEATURES: &[&str] = &[FEATURE_PROVIDER_OFFERS];
 /// Places of a provider when neither config nor backend says how many (LEA-8).
 pub const DEFAULT_CAPACITY: u32 = 16;

@@ -487,8 +487,10 @@ impl ConfigUpdate {
     }
 }
 
-/// What became of a config push: both facts in one message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What became of a config push: both facts in one message. Between two sides that share the feature
+/// [`FEATURE_PROVIDER_OFFERS`](crate::limits::FEATURE_PROVIDER_OFFERS) a Node also sends one by itself, with the revision in
+/// force, when what its providers offer has changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigAck {
     /// Highest revision received.
     pub seen_revision: u64,
@@ -496,6 +498,8 @@ pub struct ConfigAck {
     pub applied_revision: u64,
     /// Why the seen one is not in force; empty = it is.
     pub error: String,
+    /// What the providers of the config in force offer now; empty = as they said before.
+    pub providers: Vec<ProviderReady>,
 }
 
 /// Liveness question.

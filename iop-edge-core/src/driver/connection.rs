@@ -104,7 +104,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, link: EdgeLink) {
     let mut attached = Attached { shared: Arc::clone(&shared), connection: None };
     let (peer, outbox) = (link.peer(), OutboxHandle::new());
     let opened = shared.with(|core, now| {
-        let id = core.state.handle_opened(peer, random(), now).ok()?;
+        let id = core.state.handle_opened(peer, shared.entropy.number(), now).ok()?;
         let connection = Arc::new(Connection::new(id, outbox.clone()));
         core.connections.insert(id, Arc::clone(&connection));
         Some(connection)
@@ -118,7 +118,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, link: EdgeLink) {
         outbox.finish();
         return linger(incoming).await;
     };
-    let first_shift = shared.heartbeat.interval.mul_f64(fraction());
+    let first_shift = shared.heartbeat.interval.mul_f64(shared.entropy.fraction());
     let profile = HeartbeatProfile { first_shift, ..shared.heartbeat };
     let mut session = Session {
         shared,
@@ -142,18 +142,6 @@ pub(crate) async fn serve(shared: Arc<Shared>, link: EdgeLink) {
 async fn linger(mut incoming: Incoming<ToEdge>) {
     let drained = async { while incoming.next().await.is_some_and(|item| item.is_ok()) {} };
     let _late = tokio::time::timeout(CLOSE_LINGER, drained).await;
-}
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Without randomness this number is guessable, which matters only to credential leases: those need it elsewhere, too.
-    let _none = getrandom::fill(&mut bytes);
-    u64::from_ne_bytes(bytes)
-}
-
-/// A random number from 0 to 1.
-pub(crate) fn fraction() -> f64 {
-    f64::from(u32::try_from(random() >> 32).unwrap_or(0)) / f64::from(u32::MAX)
 }
 
 fn wall_clock_ms() -> u64 {

@@ -5,7 +5,7 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use bytes::Bytes;
-use iop_execution::{CancelReason, ExecutionFailure, FailureCode, Redacted, RunId};
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode, Redacted};
 use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::INITIAL_WINDOW;
 use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
@@ -57,7 +57,7 @@ pub(crate) async fn submit(
         Destination::Direct { .. } => return Err(SubmitError::InvalidRequest("direct dispatch is not supported yet")),
     };
     // Without randomness there is no run id, so nothing can be admitted.
-    let run_id = RunId::generate().map_err(|_| SubmitError::Unavailable)?;
+    let run_id = shared.entropy.run_id().map_err(|_| SubmitError::Unavailable)?;
     let ask = Ask {
         run_id,
         model,

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use iop_execution::{CancelReason, RunId};
+use iop_execution::{CancelReason, Entropy, RunId};
 use iop_wire::{CancelOutcome, CloseCode, HeartbeatProfile};
 use tokio::sync::{Notify, oneshot};
 
@@ -90,6 +90,7 @@ pub(crate) struct Shared {
     pub(crate) nodes: Bus<EdgeNodeEvent>,
     pub(crate) runs: Bus<Arc<RunNotice>>,
     pub(crate) heartbeat: HeartbeatProfile,
+    pub(crate) entropy: Entropy,
     observer: Arc<dyn Observer>,
     /// Runs that a client holds.
     streams: Mutex<HashMap<AttemptId, Arc<Run>>>,
@@ -102,7 +103,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(state: EdgeState, pool: Pool, heartbeat: HeartbeatProfile, observer: Arc<dyn Observer>) -> Self {
+    pub(crate) fn new(
+        state: EdgeState,
+        pool: Pool,
+        heartbeat: HeartbeatProfile,
+        entropy: Entropy,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
         let core = Core {
             state,
             waiters: HashMap::new(),
@@ -117,6 +124,7 @@ impl Shared {
             nodes: Bus::default(),
             runs: Bus::default(),
             heartbeat,
+            entropy,
             observer,
             streams: Mutex::new(HashMap::new()),
             rearm: Notify::new(),

@@ -229,6 +229,7 @@ impl Session<'_> {
             seen_revision,
             applied_revision: self.revision,
             error: error.to_owned(),
+            providers: Vec::new(),
         }))
     }
 }

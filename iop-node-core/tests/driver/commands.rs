@@ -48,7 +48,8 @@ async fn a_config_push_is_answered_with_what_is_in_force() {
     for (revision, error) in [(6, "unsupported"), (5, ""), (4, "older than the config in force")] {
         let config = NodeConfigPayload { revision, providers: vec![] };
         conn.send(ToNode::ConfigUpdate(ConfigUpdate::new(config)));
-        let want = ConfigAck { seen_revision: revision, applied_revision: 5, error: error.into() };
+        let want =
+            ConfigAck { seen_revision: revision, applied_revision: 5, error: error.into(), providers: Vec::new() };
         assert_eq!(conn.next().await, ToEdge::ConfigAck(want));
     }
     conn.run(1).await;

@@ -7,11 +7,11 @@ use http::HeaderMap;
 use iop_execution::{RunEvent, RunEventKind, TunnelFrame};
 use prost::Message as _;
 
+use super::WireMessage;
 use super::bounds::{Checked, ensure, header_bounds, is_named, is_text};
 use super::dispatch::{NO_PATH as NO_TUNNEL_PATH, NO_PROFILE, NO_ROUTE, NO_SLOT, lease_bounds, window};
 use super::output::{call_bounds, chunk_bounds, delta_bounds, usage_bounds};
 use super::session::{BODY_TOO_LARGE, NO_PATH};
-use super::{WireMessage, registration};
 use crate::limits::{MAX_COMMAND_BODY, MAX_PATH};
 use crate::message::{CommandRequest, CommandResult, DispatchHead, NodeCommand, Sequenced, ToEdge, ToNode};
 
@@ -23,8 +23,7 @@ pub(super) fn to_edge(message: &ToEdge) -> Checked<()> {
             Ok(CommandResult::OllamaApi { body, .. }) => command_body(body.expose()),
             Ok(CommandResult::Capabilities(_) | CommandResult::TransportStatus { .. }) | Err(_) => Ok(()),
         },
-        ToEdge::ConfigAck(ack) => ensure((), is_text(&ack.error, MAX_PATH), registration::NO_ERROR),
-        ToEdge::Hello(_) | ToEdge::Register(_) | ToEdge::Ready(_) => by_encoding(message),
+        ToEdge::Hello(_) | ToEdge::Register(_) | ToEdge::Ready(_) | ToEdge::ConfigAck(_) => by_encoding(message),
         ToEdge::Accepted(_)
         | ToEdge::Credit(..)
         | ToEdge::Ping(_)

@@ -340,8 +340,9 @@ impl TryFrom<proto::ConfigUpdate> for ConfigUpdate {
 
 impl From<ConfigAck> for proto::ConfigAck {
     fn from(ack: ConfigAck) -> Self {
-        let ConfigAck { seen_revision, applied_revision, error } = ack;
-        Self { seen_revision, applied_revision, error }
+        let ConfigAck { seen_revision, applied_revision, error, providers } = ack;
+        let providers = providers.into_iter().map(Into::into).collect();
+        Self { seen_revision, applied_revision, error, providers }
     }
 }
 
@@ -353,6 +354,7 @@ impl TryFrom<proto::ConfigAck> for ConfigAck {
             seen_revision: ack.seen_revision,
             applied_revision: ack.applied_revision,
             error: text(ack.error, MAX_PATH, NO_ERROR)?,
+            providers: list(ack.providers, MAX_LIST, "too many providers", TryInto::try_into)?,
         })
     }
 }

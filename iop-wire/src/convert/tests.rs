@@ -228,7 +228,12 @@ fn to_edge() -> Vec<(&'static str, ToEdge)> {
         ),
         (
             "ConfigAck",
-            ToEdge::ConfigAck(ConfigAck { seen_revision: 9, applied_revision: 8, error: "no such kind".into() }),
+            ToEdge::ConfigAck(ConfigAck {
+                seen_revision: 9,
+                applied_revision: 8,
+                error: "no such kind".into(),
+                providers: Vec::new(),
+            }),
         ),
         ("Ping", ToEdge::Ping(Ping { nonce: 1 })),
         ("Pong", ToEdge::Pong(Pong { nonce: 1, edge_time_ms: 0 })),

@@ -728,7 +728,7 @@ pub struct CredentialState {
     #[prost(bool, tag = "3")]
     pub disabled: bool,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct ConfigAck {
     /// Highest revision received.
@@ -740,6 +740,10 @@ pub struct ConfigAck {
     /// Why the seen one is not in force; empty = it is.
     #[prost(string, tag = "3")]
     pub error: ::prost::alloc::string::String,
+    /// What the providers of the config in force offer now; empty = nothing changed. With the feature
+    /// `provider_offers` a Node sends an ack nobody waits for when that changes.
+    #[prost(message, repeated, tag = "4")]
+    pub providers: ::prost::alloc::vec::Vec<ProviderReady>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]

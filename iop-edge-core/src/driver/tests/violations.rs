@@ -110,7 +110,7 @@ async fn w2_messages_that_the_state_forbids_end_the_session() {
         session_id: None,
         outcome: Ok(iop_wire::CommandResult::TransportStatus { active_runs: 0 }),
     };
-    let ack = ConfigAck { seen_revision: 1, applied_revision: 1, error: String::new() };
+    let ack = ConfigAck { seen_revision: 1, applied_revision: 1, ..ConfigAck::default() };
     for message in [
         ToEdge::Hello(hello()),
         ToEdge::Register(register("n1")),

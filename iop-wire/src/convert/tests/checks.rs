@@ -80,7 +80,7 @@ fn edge_messages() -> impl Strategy<Value = ToEdge> {
         1 => list.boxed(),
         1 => answered.boxed(),
         1 => texts(MAX_PATH)
-            .prop_map(|error| ToEdge::ConfigAck(ConfigAck { seen_revision: 1, applied_revision: 1, error }))
+            .prop_map(|error| ToEdge::ConfigAck(ConfigAck { seen_revision: 1, applied_revision: 1, error, providers: Vec::new() }))
             .boxed(),
     ]
 }

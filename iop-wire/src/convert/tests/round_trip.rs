@@ -231,11 +231,12 @@ pub(super) fn to_edges() -> impl Strategy<Value = ToEdge> {
         (run(), 1..=u64::MAX, frames()).prop_map(|(run, n, frame)| ToEdge::Frame(run, n, frame)),
         (run(), any::<u32>()).prop_map(|(run, bytes)| ToEdge::Credit(run, bytes)),
         answers().prop_map(ToEdge::CommandResponse),
-        (any::<u64>(), any::<u64>(), plain(100)).prop_map(
-            |(seen_revision, applied_revision, error)| ToEdge::ConfigAck(ConfigAck {
+        (any::<u64>(), any::<u64>(), plain(100), readies()).prop_map(
+            |(seen_revision, applied_revision, error, ready)| ToEdge::ConfigAck(ConfigAck {
                 seen_revision,
                 applied_revision,
-                error
+                error,
+                providers: ready.providers,
             })
         ),
         any::<u64>().prop_map(|nonce| ToEdge::Ping(Ping { nonce })),
