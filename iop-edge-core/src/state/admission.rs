@@ -283,12 +283,18 @@ impl EdgeState {
             eligible.retain(|eligible| !suspect(eligible));
         }
         let group = self.groups.get(at)?;
+        // One that is left alone for longer than a request may wait is asked all the same where there is no other: its own
+        // answer says more than a wait in vain.
+        let in_vain = |eligible: &Eligible<'_>| {
+            eligible.provider.wear.cooling(now).is_some_and(|left| left > group.model.queue_timeout)
+        };
+        let all_in_vain = eligible.iter().all(in_vain);
         let mut views = Vec::with_capacity(eligible.len());
         eligible.retain(|eligible| {
             let Eligible { position, candidate, provider, .. } = eligible;
             let counters = self.ledger.counters(&provider.node, &candidate.provider);
             let online = provider.online.as_ref().filter(|online| counters.has_place(need.class, online.limits));
-            let Some(online) = online.filter(|_| provider.wear.cooling(now).is_none()) else {
+            let Some(online) = online.filter(|_| all_in_vain || provider.wear.cooling(now).is_none()) else {
                 return false;
             };
             views.push(FreeCandidate {

@@ -108,6 +108,8 @@ impl EdgeState {
                 let until = provider.wear.busy(retry_after, now);
                 self.timers.arm(Timer::Cooling(provider.key), until);
                 self.effects.push_back(Effect::Observe(Observation::Cooling { provider: id }));
+                // Who would wait in vain goes now.
+                self.pump(now);
             }
         }
     }

@@ -15,7 +15,7 @@ const HALF_LIFE: Duration = Duration::from_secs(10);
 /// How long a busy provider is left alone when it does not say.
 pub(crate) const DEFAULT_COOLING: Duration = Duration::from_secs(1);
 /// Longest time a provider can ask to be left alone for.
-pub(crate) const MAX_COOLING: Duration = Duration::from_secs(60);
+pub(crate) const MAX_COOLING: Duration = Duration::from_secs(300);
 /// Share of a new measurement in the average service time, as a divisor.
 const SMOOTHING: u32 = 8;
 

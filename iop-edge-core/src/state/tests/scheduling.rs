@@ -171,6 +171,22 @@ fn a_busy_provider_is_left_alone_for_its_time_and_then_pumped() {
     state.handle_timeout(now + 5 * SECOND);
     assert_eq!(granted(&effects(&mut state)), [waiter]);
 
+    // For longer than a request may wait there is no point in waiting for the only one.
+    let mut state = pair(4, |_| {});
+    let id = join(&mut state, "n1", "a", 0, now);
+    let generation = state.generation(id).unwrap();
+    let run = grant(state.submit(ask("m", 1), now));
+    state.dispatch(run.attempt, now).unwrap();
+    state.handle_answer(run.attempt, generation, Verdict::Busy { retry_after: Some(20 * SECOND) }, now);
+    let waiter = queued(state.submit(ask("m", 2), now));
+    effects(&mut state);
+    state.handle_answer(run.attempt, generation, Verdict::Busy { retry_after: Some(31 * SECOND) }, now);
+    assert_eq!(granted(&effects(&mut state)), [waiter], "whoever waits already goes, too");
+    assert_eq!(chosen(&mut state, ask("m", 3), now).unwrap(), "a");
+    queued(state.submit(ask("m", 4), now + SECOND));
+    join(&mut state, "n2", "b", 0, now);
+    assert_eq!(chosen(&mut state, ask("m", 5), now).unwrap(), "b", "with another one it is left alone");
+
     // With another provider nobody waits at all.
     let mut state = pair(4, |_| {});
     let id = join(&mut state, "n1", "a", 0, now);
