@@ -127,6 +127,9 @@ pub(super) fn is_at_rest(stage: &Stage) -> Result<(), String> {
     if let Some(node) = snapshot.nodes.iter().find(|node| !node.connected || node.draining) {
         return Err(format!("{} is not ready", node.node));
     }
+    if let Some(node) = stage.nodes.iter().find(|node| node.is_ending()) {
+        return Err(format!("a process of n{} is ending", node.node));
+    }
     // Nor is there a connection whose other end is gone without a word.
     let alive = |process| stage.nodes.iter().any(|node| node.process == process);
     match stage.net.conns().iter().find(|conn| !conn.is_sound() || !alive(conn.process)) {

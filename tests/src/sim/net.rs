@@ -469,9 +469,11 @@ impl Conn {
         self.state().open.values().any(|(id, _)| *id == run_id)
     }
 
-    /// Something waits for room on the way to the Node, or was not read by the Edge.
+    /// Something waits for room on the way to the Node, or can't be sent though the Edge does not know yet, or was not read
+    /// by the Edge.
     pub fn is_behind(&self) -> bool {
-        self.down.lock().backlog || !self.up.lock().arrived.is_empty()
+        let down = self.down.lock();
+        down.backlog || down.closed || !self.up.lock().arrived.is_empty()
     }
 
     /// Neither end uses it any more.

@@ -60,6 +60,13 @@ pub(super) struct NodeProcess {
     shutdown: CancellationToken,
 }
 
+impl NodeProcess {
+    /// It was asked to end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.shutdown.is_cancelled()
+    }
+}
+
 /// How a seed ended.
 #[derive(Debug)]
 pub struct Played {
@@ -282,7 +289,10 @@ impl Stage {
                     }
                 }
                 EdgeNodeEvent::Draining { node, .. } => {
-                    facts.note(Who::Edge, "draining", "", [index(node.as_str()) as u64, 0]);
+                    let node = index(node.as_str());
+                    facts.note(Who::Edge, "draining", "", [node as u64, 0]);
+                    // Who has a place there and is not sent yet learns it as if the connection had ended (FEN-8).
+                    facts.fenced.entry(node).or_default().push(self.now);
                 }
                 EdgeNodeEvent::NotReady { node, code } => {
                     facts.note(Who::Edge, "not ready", code.as_str(), [index(node.as_str()) as u64, 0]);
