@@ -40,8 +40,8 @@ fn places(stage: &Stage, provider: &ProviderSnapshot, problems: &mut Vec<String>
     let (used, limits) = (provider.in_use, provider.effective);
     let at = &stage.plan.providers[index(id)];
     let conns = stage.net.conns();
-    let own = || conns.iter().filter(|conn| conn.node == at.node && conn.is_current());
-    let open: usize = own().map(|conn| conn.open_at(id)).sum();
+    let own = || conns.iter().filter(|conn| conn.node == at.node);
+    let open: usize = own().filter(|conn| conn.is_current()).map(|conn| conn.open_at(id)).sum();
     let behind = own().any(|conn| conn.is_behind());
     let in_use = used.in_use() as usize;
     if in_use < open || (in_use > open && !behind) {

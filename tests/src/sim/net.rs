@@ -472,8 +472,12 @@ impl Conn {
     /// Something waits for room on the way to the Node, or can't be sent though the Edge does not know yet, or was not read
     /// by the Edge.
     pub fn is_behind(&self) -> bool {
-        let down = self.down.lock();
-        down.backlog || down.closed || !self.up.lock().arrived.is_empty()
+        let (backlog, closed) = {
+            let down = self.down.lock();
+            (down.backlog, down.closed)
+        };
+        let up = self.up.lock();
+        (backlog || closed || !up.arrived.is_empty()) && !up.reader_gone && !self.state().stale
     }
 
     /// Neither end uses it any more.

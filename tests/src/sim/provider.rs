@@ -142,7 +142,7 @@ impl SimProvider {
 fn piece(work: &Work, call: u64, number: u64) -> String {
     let mut text = format!("{} {call} {number} ", work.client);
     let missing = work.size.saturating_sub(text.len() + 1);
-    text.extend(std::iter::repeat_n('.', missing));
+    text.push_str(&".".repeat(missing));
     text.push('\n');
     text
 }
