@@ -102,7 +102,8 @@ fn calls(stage: &Stage, facts: &Facts, problems: &mut Vec<String>) {
     for (number, call) in &facts.calls {
         let current = conns.iter().find(|conn| conn.process == call.process && conn.is_current());
         if current.is_some_and(|conn| !conn.has_open(call.run_id)) {
-            problems.push(format!("LEA-6, NOD-5: call {number} at p{} runs, and nobody holds its place", call.provider));
+            problems
+                .push(format!("LEA-6, NOD-5: call {number} at p{} runs, and nobody holds its place", call.provider));
         }
     }
 }
@@ -126,6 +127,10 @@ pub(super) fn is_at_rest(stage: &Stage) -> Result<(), String> {
     }
     if let Some(node) = snapshot.nodes.iter().find(|node| !node.connected || node.draining) {
         return Err(format!("{} is not ready", node.node));
+    }
+    let mut providers = snapshot.nodes.iter().flat_map(|node| &node.providers);
+    if let Some(provider) = providers.find(|provider| provider.cooling.is_some()) {
+        return Err(format!("{} is cooling", provider.provider));
     }
     if let Some(node) = stage.nodes.iter().find(|node| node.is_ending()) {
         return Err(format!("a process of n{} is ending", node.node));

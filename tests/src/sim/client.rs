@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use http::{HeaderMap, Method};
-use iop_edge_core::api::{Admitted, CancelRun, Engine, Output, Payload, Submit, SubmitError, WireKind};
+use iop_edge_core::api::{Admitted, CancelRun, Destination, Engine, Output, Payload, Submit, SubmitError, WireKind};
 use iop_edge_core::{Edge, TunnelCall};
 use iop_execution::{
-    CancelReason, FailureCode, ModelName, Principal, ProviderId, RunEventKind, RunStream, TunnelFrame, TunnelStream,
+    AdapterKey, CancelReason, FailureCode, ModelName, NodeId, Principal, ProviderId, RunEventKind, RunStream, Target,
+    TunnelFrame, TunnelStream,
 };
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::sim::history::Who;
 use crate::sim::provider::{Ending, Work};
-use crate::sim::world::{Client, Stage, World};
+use crate::sim::world::{Client, Facts, Stage, World};
 
 /// Timers are exact to a millisecond.
 const TICK: u64 = 2;
@@ -28,6 +29,8 @@ pub struct ClientPlan {
     pub id: u32,
     /// Which model it asks for.
     pub model: String,
+    /// Or which adapter, of which Node.
+    pub direct: Option<(Option<usize>, String)>,
     /// Which wire it insists on.
     pub wire: Option<WireKind>,
     /// Higher goes first.
@@ -71,8 +74,21 @@ pub struct Desk {
     pub world: Arc<World>,
     /// Time of the Edge's clock, in milliseconds, when the Edge's clock started.
     pub start: Instant,
-    /// The providers' Nodes, by provider id.
-    pub homes: Arc<Vec<(String, usize)>>,
+    /// The providers.
+    pub homes: Arc<Vec<Home>>,
+}
+
+/// What a client knows of a provider.
+#[derive(Debug)]
+pub struct Home {
+    /// Its id.
+    pub provider: String,
+    /// Its Node.
+    pub node: usize,
+    /// It is used by tunnels.
+    pub tunnels: bool,
+    /// Models that it serves.
+    pub models: Vec<String>,
 }
 
 impl Desk {
@@ -132,7 +148,7 @@ pub async fn live(plan: ClientPlan, desk: Desk) {
         None => "left waiting",
         Some(Err(error)) => refused(&plan, &desk, &error),
         Some(Ok((admitted, output))) => {
-            let home = desk.homes.iter().find(|(id, _)| *id == *admitted.provider.as_str());
+            let home = desk.homes.iter().find(|home| home.provider == admitted.provider.as_str());
             let mut reader = Reader {
                 plan: &plan,
                 desk: &desk,
@@ -143,7 +159,7 @@ pub async fn live(plan: ClientPlan, desk: Desk) {
                 cancelled: false,
                 asked_at: since,
                 world_since,
-                node: home.map_or(usize::MAX, |(_, node)| *node),
+                node: home.map_or(usize::MAX, |home| home.node),
             };
             reader.admitted(&admitted);
             let over = tokio::select! {
@@ -165,7 +181,14 @@ pub async fn live(plan: ClientPlan, desk: Desk) {
 }
 
 async fn submit(plan: &ClientPlan, desk: &Desk, deadline: Option<Instant>) -> Result<(Admitted, Output), SubmitError> {
-    let mut request = Submit::to_model(ModelName::new(&plan.model).unwrap());
+    let mut request = match &plan.direct {
+        None => Submit::to_model(ModelName::new(&plan.model).unwrap()),
+        Some((node, adapter)) => Submit::to(Destination::Direct {
+            node: node.map(|node| NodeId::new(format!("n{node}")).unwrap()),
+            adapter: AdapterKey::new(adapter).unwrap(),
+            target: Target::new("t").unwrap(),
+        }),
+    };
     request.priority = plan.priority;
     request.principal = plan.principal.as_ref().map(|name| Principal::new(name).unwrap());
     request.deadline = deadline.map(Instant::into_std);
@@ -208,16 +231,17 @@ async fn submit(plan: &ClientPlan, desk: &Desk, deadline: Option<Instant>) -> Re
 fn refused(plan: &ClientPlan, desk: &Desk, error: &SubmitError) -> &'static str {
     let mut facts = desk.world.facts();
     let waited = desk.clock() - facts.clients.get(&plan.id).map_or(0, |client| client.since);
+    let of_one_node = matches!(plan.direct, Some((None, _)));
     let (name, may) = match error {
-        SubmitError::InvalidRequest(_) => ("invalid request", false),
+        SubmitError::InvalidRequest(_) => ("invalid request", of_one_node),
         SubmitError::UnknownModel => ("unknown model", facts.reconfigured),
-        SubmitError::Unavailable => ("unavailable", !plan.calm || plan.wire.is_some()),
+        SubmitError::Unavailable => ("unavailable", !plan.calm || plan.wire.is_some() || plan.avoid.is_some()),
         SubmitError::QueueFull { .. } => ("queue full", true),
         SubmitError::QueueTimeout => ("queue timeout", waited >= plan.queue_timeout),
-        SubmitError::NodeRequired => ("node required", false),
+        SubmitError::NodeRequired => ("node required", of_one_node),
         SubmitError::DeadlineExceeded => ("deadline", plan.deadline.is_some_and(|deadline| waited >= deadline)),
-        SubmitError::Cancelled => ("cancelled", plan.cancel.is_some_and(|after| waited >= after)),
-        SubmitError::ShuttingDown => ("shutting down", false),
+        SubmitError::Cancelled => ("cancelled", facts.cancelled),
+        SubmitError::ShuttingDown => ("shutting down", facts.edge_stopping),
     };
     if !may {
         facts.broken.push(format!("client {} was refused after {waited} ms as {name}, without a reason", plan.id));
@@ -304,10 +328,45 @@ impl Reader<'_> {
             facts.broken.push(format!("I11: client {} waited {queued} ms", plan.id));
         }
         if let Some((avoided, false)) = &plan.avoid
+            && plan.direct.is_none()
             && *avoided == *admitted.provider.as_str()
         {
             facts.broken.push(format!("I12: client {} got the provider that it avoids", plan.id));
         }
+        if let Some(better) = self.better_than(&facts, admitted) {
+            let problem = format!("FEN-7: client {} was sent to a suspect, and n{better} was none", plan.id);
+            facts.broken.push(problem);
+        }
+    }
+
+    /// A Node that the Edge should have preferred to the suspect that it took. Only what has stood for a while counts.
+    fn better_than(&self, facts: &Facts, admitted: &Admitted) -> Option<usize> {
+        let Self { plan, desk, node, .. } = self;
+        if facts.reconfigured || plan.direct.is_some() || plan.avoid.is_some() {
+            return None;
+        }
+        let of_long_standing = |since: Option<u64>| since.is_some_and(|since| since < facts.now);
+        if !of_long_standing(facts.nodes.get(node)?.suspect) {
+            return None;
+        }
+        let others = desk.homes.iter().filter(|home| home.models.contains(&plan.model));
+        let mut fitting = others.filter(|home| match admitted.wire {
+            _ if plan.wire.is_none() => true,
+            WireKind::Run => true,
+            WireKind::Tunnel => home.tunnels,
+        });
+        let better = fitting.find(|home| {
+            let known = facts.nodes.get(&home.node).copied().unwrap_or_default();
+            of_long_standing(known.ready) && known.suspect.is_none() && !known.held
+        })?;
+        // Neither has changed in this window.
+        let snapshot = desk.edge.snapshot();
+        let is = |node: usize, suspect: bool| {
+            let id = format!("n{node}");
+            let shown = snapshot.nodes.iter().find(|shown| *shown.node.as_str() == *id);
+            shown.is_some_and(|shown| shown.connected && !shown.draining && shown.suspect == suspect)
+        };
+        (is(*node, true) && is(better.node, false)).then_some(better.node)
     }
 
     async fn read(&mut self, output: Output, start: Instant) -> Over {
@@ -410,13 +469,13 @@ impl Reader<'_> {
             Terminal::Cancelled(reason) => (
                 reason.as_str(),
                 match reason {
-                    CancelReason::Client => self.cancelled,
+                    CancelReason::Client => self.cancelled || facts.cancelled,
                     CancelReason::EdgeDeadline => overdue,
                     CancelReason::SlowClient => {
                         plan.stall.is_some_and(|(_, time)| time + plan.pace >= SLOW_CLIENT) || plan.pace >= SLOW_CLIENT
                     }
                     CancelReason::ReceivePool => !plan.calm,
-                    CancelReason::Withdrawn => facts.damaged,
+                    CancelReason::Withdrawn => !plan.calm,
                     CancelReason::Drain => facts.drained,
                 },
             ),

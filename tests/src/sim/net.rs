@@ -350,6 +350,8 @@ struct ConnState {
     stuck: (bool, bool),
     ready: bool,
     stale: bool,
+    /// A message was lost, repeated or damaged: somebody will notice.
+    damaged: bool,
     open: BTreeMap<RunNumber, (RunId, String)>,
 }
 
@@ -379,17 +381,26 @@ impl Conn {
                     ToNode::ReadyResponse(response) if response.ready => self.state().ready = true,
                     _ => {}
                 }
-                note_damage(world, fault);
+                self.note_damage(fault);
             });
         }
         if runs.1 {
             moved += self.up.pull(now, path, encode, rng, |message, fault| {
                 let number = message.run().map_or(0, |run| run.0);
                 world.note(who, up_name(message), fault, [number, 0]);
-                note_damage(world, fault);
+                self.note_damage(fault);
             });
         }
         moved
+    }
+
+    fn note_damage(&self, fault: &'static str) {
+        self.state().damaged |= matches!(fault, "lose" | "repeat" | "corrupt");
+    }
+
+    /// True if what crossed it is not what was sent.
+    pub fn is_damaged(&self) -> bool {
+        self.state().damaged
     }
 
     fn dispatched(&self, head: &iop_wire::DispatchHead) {
@@ -483,12 +494,6 @@ impl Conn {
     /// Neither end uses it any more.
     pub fn is_over(&self) -> bool {
         self.up.lock().reader_gone && self.down.lock().reader_gone
-    }
-}
-
-fn note_damage(world: &World, fault: &'static str) {
-    if matches!(fault, "lose" | "repeat" | "corrupt") {
-        world.facts().damaged = true;
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use iop_edge_core::api::WireKind;
-use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
+use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults, Strategy};
 use iop_edge_core::token::Token;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, Target};
 use iop_node_core::CUSTOM_KIND;
@@ -52,6 +52,10 @@ pub struct ModelPlan {
     pub queue_timeout: u64,
     /// From where on a request is long.
     pub threshold: Option<u32>,
+    /// How a candidate is chosen.
+    pub strategy: Option<Strategy>,
+    /// How long a request waits for a provider that is away.
+    pub absence: u64,
 }
 
 /// One Node.
@@ -95,6 +99,18 @@ pub enum Trouble {
     PauseEdge,
     /// It goes on.
     ResumeEdge,
+    /// It is asked to end, and has so many milliseconds.
+    StopEdge { grace: u64 },
+    /// A second process proves itself with the token of a Node.
+    Duplicate { node: usize },
+    /// A Node is taken out of service.
+    Hold { node: usize },
+    /// And put back.
+    Release { node: usize },
+    /// Somebody cancels a request by id.
+    Cancel,
+    /// The config changes.
+    Configure,
 }
 
 /// One seed, whole.
@@ -124,6 +140,8 @@ pub struct Plan {
     pub pool: u64,
     /// Revision of the config.
     pub revision: u64,
+    /// When suspects lose their requests.
+    pub withdraw: Option<Duration>,
 }
 
 /// Which kinds of trouble a seed has.
@@ -139,6 +157,13 @@ struct Swarm {
     edge_pause: bool,
     damage: bool,
     reorder: bool,
+    stop_edge: bool,
+    duplicate: bool,
+    hold: bool,
+    cancel_any: bool,
+    configure: bool,
+    avoid: bool,
+    direct: bool,
     leave: bool,
     cancel: bool,
     deadline: bool,
@@ -164,6 +189,13 @@ impl Swarm {
             edge_pause: trouble(150),
             damage: trouble(250),
             reorder: trouble(400),
+            stop_edge: trouble(60),
+            duplicate: trouble(200),
+            hold: trouble(250),
+            cancel_any: trouble(200),
+            configure: trouble(300),
+            avoid: rng.permille(300),
+            direct: rng.permille(200),
             leave: rng.permille(500),
             cancel: rng.permille(500),
             deadline: rng.permille(500),
@@ -209,6 +241,7 @@ impl Plan {
             drift: drift(rng),
             pool: if swarm.small_pool { rng.pick(&[60_000, 200_000]) } else { 64 << 20 },
             revision: 1,
+            withdraw: rng.pick(&[None, Some(3), Some(10)]).map(Duration::from_secs),
         };
         this.draw_clients(rng, &swarm);
         this.draw_troubles(rng, &swarm);
@@ -273,7 +306,12 @@ impl Plan {
             deadline,
             tokens: rng.pick(&[0, 100, 5_000]),
             prefix: rng.pick(&[0, 1, 2]),
-            avoid: None,
+            direct: if swarm.direct { rng.maybe(300, |rng| self.address(rng)) } else { None },
+            avoid: if swarm.avoid {
+                rng.maybe(400, |rng| (rng.pick(&self.providers).id, rng.permille(500)))
+            } else {
+                None
+            },
             leave,
             leave_after: if swarm.leave { rng.maybe(150, |rng| rng.range(1..=12)) } else { None },
             cancel,
@@ -288,6 +326,35 @@ impl Plan {
             queue_timeout: model.queue_timeout,
             calm: self.calm,
         }
+    }
+
+    fn address(&self, rng: &mut Rng) -> (Option<usize>, String) {
+        let provider = rng.pick(&self.providers);
+        (rng.maybe(600, |_| provider.node), provider.id)
+    }
+
+    /// Another config, drawn anew in parts.
+    pub fn reconfigure(&mut self, rng: &mut Rng) {
+        self.revision += 1;
+        for number in 0..self.models.len() {
+            if rng.permille(500) {
+                let name = self.models[number].name.clone();
+                self.models[number] = model(rng, &name, self.providers.len());
+            }
+        }
+        for provider in &mut self.providers {
+            if rng.permille(250) {
+                provider.capacity = u32::try_from(rng.range(1..=4)).unwrap();
+                provider.run_only = rng.permille(300);
+            }
+            provider.enabled = !rng.permille(150);
+        }
+    }
+
+    /// The last config: everything may be used.
+    pub fn enable_all(&mut self) {
+        self.revision += 1;
+        self.providers.iter_mut().for_each(|provider| provider.enabled = true);
     }
 
     fn draw_troubles(&mut self, rng: &mut Rng, swarm: &Swarm) {
@@ -330,6 +397,26 @@ impl Plan {
             let node = some_node(rng);
             troubles.extend([(from, Trouble::Shutdown { node }), (to, Trouble::Restart { node })]);
         });
+        episodes(rng, swarm.duplicate, &mut |rng, from, _| {
+            let node = some_node(rng);
+            troubles.push((from, Trouble::Duplicate { node }));
+        });
+        episodes(rng, swarm.hold, &mut |rng, from, to| {
+            let node = some_node(rng);
+            troubles.extend([(from, Trouble::Hold { node }), (to, Trouble::Release { node })]);
+        });
+        for (wanted, trouble) in [(swarm.cancel_any, Trouble::Cancel), (swarm.configure, Trouble::Configure)] {
+            episodes(rng, wanted, &mut |rng, from, to| {
+                let times = [from, to, rng.range(200..=last)];
+                troubles.extend(times.map(|at| (at, trouble)));
+            });
+        }
+        if swarm.stop_edge {
+            let (from, grace) = (rng.range(500..=last), rng.pick(&[0, 500, 5_000]));
+            troubles.push((from, Trouble::StopEdge { grace }));
+            troubles.push((from + grace + 1_500, Trouble::CrashEdge { mute: false }));
+            troubles.push((from + grace + 1_600, Trouble::RestartEdge));
+        }
         if swarm.edge_crash {
             let (from, mute) = (rng.range(500..=last), rng.permille(400));
             troubles.push((from, Trouble::CrashEdge { mute }));
@@ -349,7 +436,7 @@ impl Plan {
     #[must_use]
     pub fn catalog(&self, tokens: &[Token]) -> Catalog {
         let queue = QueueDefaults::default();
-        let mut catalog = Catalog::builder().queue(queue);
+        let mut catalog = Catalog::builder().queue(queue).revision(self.revision).suspicion_withdraw(self.withdraw);
         for (number, token) in tokens.iter().enumerate().take(self.nodes.len()) {
             let own = self.providers.iter().filter(|provider| provider.node == number);
             let entries = own.map(ProviderPlan::entry).collect();
@@ -361,13 +448,13 @@ impl Plan {
                 let id = ProviderId::new(&self.providers[*at].id).unwrap();
                 Candidate::new(id, Target::new("t").unwrap()).with_weight(*weight)
             };
-            let queue = QueueDefaults {
-                max_waiting: model.max_waiting,
-                timeout: Duration::from_millis(model.queue_timeout),
-            };
+            let queue =
+                QueueDefaults { max_waiting: model.max_waiting, timeout: Duration::from_millis(model.queue_timeout) };
             let candidates = model.candidates.iter().map(candidate).collect();
             let mut group = ModelGroup::new(ModelName::new(&model.name).unwrap(), candidates, queue);
             group.long_context_threshold = model.threshold;
+            group.strategy = model.strategy;
+            group.absence_grace = Duration::from_millis(model.absence);
             catalog = catalog.model(group);
         }
         catalog.build().unwrap()
@@ -438,5 +525,7 @@ fn model(rng: &mut Rng, name: &str, providers: usize) -> ModelPlan {
         max_waiting: rng.pick(&[0, 1, 4, 50]),
         queue_timeout: rng.pick(&[200, 2_000, 10_000, 30_000]),
         threshold: rng.maybe(300, |_| 1_000),
+        strategy: rng.maybe(600, |rng| rng.pick(Strategy::ALL)),
+        absence: rng.pick(&[0, 0, 3_000]),
     }
 }

@@ -42,7 +42,9 @@ fn watch_panics() {
 /// A number from the environment.
 #[must_use]
 pub fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.trim().parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.trim().parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
 /// Plays one seed and prints what it does.

@@ -5,24 +5,26 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures_util::Stream;
-use iop_edge_core::api::WireKind;
+use iop_edge_core::api::{CancelRun, WireKind};
 use iop_edge_core::events::{Notice, RunNotice, Subscription};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_edge_core::{Edge, EdgeNodeEvent};
-use iop_execution::{Entropy, Redacted, RunId};
-use iop_node_core::{Node, ReconnectPolicy};
+use iop_execution::{Entropy, NodeId, ProviderId, Redacted, RunId};
+use iop_node_core::{Node, NodeError, ReconnectPolicy};
+use iop_wire::CloseCode;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::sim::check;
-use crate::sim::client::{self, ClientPlan, Desk};
+use crate::sim::client::{self, ClientPlan, Desk, Home};
 use crate::sim::history::Who;
 use crate::sim::host::Host;
 use crate::sim::net::{Damage, Dialler, Net};
-use crate::sim::plan::{Plan, Trouble};
+use crate::sim::plan::{ModelPlan, Plan, ProviderPlan, Trouble};
 use crate::sim::provider::{Ending, SimProvider, Work};
 use crate::sim::rng::Rng;
 use crate::sim::seeds;
@@ -169,7 +171,17 @@ impl Stage {
                 }
             }
         });
-        let homes = self.plan.providers.iter().map(|provider| (provider.id.clone(), provider.node)).collect();
+        let models_of = |at| {
+            let with = |model: &&ModelPlan| model.candidates.iter().any(|(provider, _)| *provider == at);
+            self.plan.models.iter().filter(with).map(|model| model.name.clone()).collect()
+        };
+        let home = |(at, provider): (usize, &ProviderPlan)| Home {
+            provider: provider.id.clone(),
+            node: provider.node,
+            tunnels: provider.tunnels && !provider.run_only,
+            models: models_of(at),
+        };
+        let homes = self.plan.providers.iter().enumerate().map(home).collect();
         let start = host.inside(Instant::now);
         let desk = Desk { edge: edge.clone(), world: Arc::clone(&self.world), start, homes: Arc::new(homes) };
         let (nodes, runs) = (edge.subscribe_nodes(), edge.subscribe_runs());
@@ -183,12 +195,11 @@ impl Stage {
         let host = Host::new(plan.drift);
         let from = (node, process);
         let dialler = Dialler { net: Arc::clone(&self.net), world: Arc::clone(&self.world), from };
-        let interval = std::time::Duration::from_millis(plan.interval);
+        let interval = Duration::from_millis(plan.interval);
         let policy = ReconnectPolicy::new(Some(0), Some(interval)).unwrap();
         let token = Redacted::new(self.tokens[node].reveal());
-        let mut builder = Node::builder(token, Arc::new(dialler))
-            .entropy(Entropy::seeded(self.rng.number()))
-            .reconnect(policy);
+        let mut builder =
+            Node::builder(token, Arc::new(dialler)).entropy(Entropy::seeded(self.rng.number())).reconnect(policy);
         for (index, provider) in self.plan.providers.iter().enumerate().filter(|(_, own)| own.node == node) {
             let sim = SimProvider {
                 world: Arc::clone(&self.world),
@@ -207,7 +218,8 @@ impl Stage {
             let end = serving.await;
             let mut facts = world.facts();
             facts.note(Who::Node(node, process), "serving ended", if end.is_ok() { "well" } else { "badly" }, [0, 0]);
-            if !asked.is_cancelled() {
+            let removed = facts.reconfigured && end == Err(NodeError::Closed(CloseCode::RemovedFromConfig));
+            if !asked.is_cancelled() && !removed {
                 facts.broken.push(format!("NOD-1: a process of n{node} gave up: {end:?}"));
             }
             facts.ended.insert(process, asked.is_cancelled());
@@ -278,12 +290,38 @@ impl Stage {
             };
             match event {
                 EdgeNodeEvent::Connected { node, .. } => {
-                    facts.note(Who::Edge, "connected", "", [index(node.as_str()) as u64, 0]);
+                    let node = index(node.as_str());
+                    facts.note(Who::Edge, "connected", "", [node as u64, 0]);
+                    let known = facts.nodes.entry(node).or_default();
+                    (known.ready, known.suspect) = (Some(self.now), None);
+                }
+                EdgeNodeEvent::Suspected { node, .. } => {
+                    let node = index(node.as_str());
+                    facts.note(Who::Edge, "suspected", "", [node as u64, 0]);
+                    facts.nodes.entry(node).or_default().suspect = Some(self.now);
+                }
+                EdgeNodeEvent::Trusted { node, .. } => {
+                    let node = index(node.as_str());
+                    facts.note(Who::Edge, "trusted", "", [node as u64, 0]);
+                    facts.nodes.entry(node).or_default().suspect = None;
+                }
+                EdgeNodeEvent::InService { node, on } => {
+                    let node = index(node.as_str());
+                    facts.note(Who::Edge, "in service", if on { "on" } else { "off" }, [node as u64, 0]);
+                    facts.nodes.entry(node).or_default().held = !on;
+                }
+                EdgeNodeEvent::ConfigApplied { node, revision } => {
+                    facts.note(Who::Edge, "config applied", "", [index(node.as_str()) as u64, revision]);
+                }
+                EdgeNodeEvent::ConfigRefused { node, revision, .. } => {
+                    facts.note(Who::Edge, "config refused", "", [index(node.as_str()) as u64, revision]);
                 }
                 EdgeNodeEvent::Disconnected { node, code, .. } => {
                     let node = index(node.as_str());
                     facts.note(Who::Edge, "disconnected", code.as_str(), [node as u64, 0]);
                     facts.fenced.entry(node).or_default().push(self.now);
+                    let known = facts.nodes.entry(node).or_default();
+                    (known.ready, known.suspect) = (None, None);
                     for conn in self.net.conns().iter().filter(|conn| conn.node == node) {
                         conn.fence();
                     }
@@ -293,6 +331,7 @@ impl Stage {
                     facts.note(Who::Edge, "draining", "", [node as u64, 0]);
                     // Who has a place there and is not sent yet learns it as if the connection had ended (FEN-8).
                     facts.fenced.entry(node).or_default().push(self.now);
+                    facts.nodes.entry(node).or_default().ready = None;
                 }
                 EdgeNodeEvent::NotReady { node, code } => {
                     facts.note(Who::Edge, "not ready", code.as_str(), [index(node.as_str()) as u64, 0]);
@@ -321,8 +360,11 @@ impl Stage {
         while let Some((at, client)) = self.plan.clients.get(self.next_client)
             && *at <= self.now
         {
-            let client = client.clone();
+            let mut client = client.clone();
             self.next_client += 1;
+            if let Some(model) = self.plan.models.iter().find(|model| model.name == client.model) {
+                client.queue_timeout = model.queue_timeout;
+            }
             self.ask(client);
         }
     }
@@ -392,6 +434,12 @@ impl Stage {
                     self.start_edge();
                 }
             }
+            Trouble::Duplicate { node } => self.start_node(node),
+            Trouble::StopEdge { .. }
+            | Trouble::Hold { .. }
+            | Trouble::Release { .. }
+            | Trouble::Cancel
+            | Trouble::Configure => self.operate(trouble),
             Trouble::PauseEdge => {
                 self.world.note(Who::World, "pause edge", "", [0, 0]);
                 self.edge.iter_mut().for_each(|edge| edge.host.pause());
@@ -401,6 +449,49 @@ impl Stage {
                 self.edge.iter_mut().for_each(|edge| edge.host.resume());
             }
         }
+    }
+
+    /// Every change of the engine that an operator can make.
+    fn operate(&mut self, trouble: Trouble) {
+        if self.edge.as_ref().is_some_and(|edge| edge.host.is_paused()) {
+            return;
+        }
+        if trouble_is_config(trouble) {
+            self.plan.reconfigure(&mut self.rng);
+            self.world.facts().reconfigured = true;
+        }
+        let pick = self.rng.number();
+        let Some(edge) = &self.edge else { return };
+        let id = |node: usize| NodeId::new(format!("n{node}")).unwrap();
+        match trouble {
+            Trouble::StopEdge { grace } => {
+                self.world.note(Who::World, "stop edge", "", [grace, 0]);
+                self.world.facts().edge_stopping = true;
+                let edge_to_stop = edge.edge.clone();
+                edge.host.spawn(async move { edge_to_stop.shutdown(Duration::from_millis(grace)).await });
+            }
+            Trouble::Hold { node } => edge.host.inside(|| edge.edge.drain(&id(node))).unwrap(),
+            Trouble::Release { node } => edge.host.inside(|| edge.edge.resume(&id(node))).unwrap(),
+            Trouble::Cancel => {
+                let runs = edge.host.inside(|| edge.edge.runs(usize::MAX));
+                if let Some(run) = runs.get(usize::try_from(pick).unwrap_or(0) % runs.len().max(1)) {
+                    self.world.facts().cancelled = true;
+                    let reached = edge.host.inside(|| edge.edge.cancel(run.run_id));
+                    let how = if reached == CancelRun::Cancelled { "reached" } else { "too late" };
+                    self.world.note(Who::World, "cancel", how, [0, 0]);
+                }
+            }
+            _ => self.operate_config(),
+        }
+    }
+
+    fn operate_config(&self) {
+        let Some(edge) = &self.edge else { return };
+        self.world.facts().reconfigured = true;
+        let catalog = self.plan.catalog(&self.tokens);
+        let applied = edge.host.inside(|| edge.edge.apply_config(catalog));
+        let how = if applied.is_ok() { "applied" } else { "refused" };
+        self.world.note(Who::World, "config", how, [self.plan.revision, 0]);
     }
 
     fn crash_node(&mut self, node: usize, mute: bool) {
@@ -430,6 +521,7 @@ impl Stage {
             client.stage = world::Stage::Done("edge gone");
         }
         facts.disconnects.clear();
+        facts.nodes.clear();
         for conn in self.net.conns() {
             conn.fence();
         }
@@ -450,6 +542,17 @@ impl Stage {
         }
     }
 
+    /// Of several processes of a Node the first one stays.
+    fn keep_one(&mut self, node: usize) {
+        let mut first = true;
+        let stays = |process: &NodeProcess| process.node != node || std::mem::take(&mut first);
+        let (stay, go): (Vec<_>, Vec<_>) = std::mem::take(&mut self.nodes).into_iter().partition(stays);
+        self.nodes = stay;
+        self.world.facts().silent = true;
+        drop(go);
+        self.world.facts().silent = false;
+    }
+
     fn put_right(&mut self) {
         self.world.note(Who::World, "puts right", "", [0, 0]);
         self.next_trouble = self.plan.troubles.len();
@@ -457,7 +560,19 @@ impl Stage {
             self.trouble(Trouble::RestartEdge);
         }
         self.trouble(Trouble::ResumeEdge);
+        if self.world.facts().edge_stopping {
+            self.crash_edge(false);
+            self.start_edge();
+        }
+        if self.world.facts().reconfigured {
+            self.plan.enable_all();
+            self.operate_config();
+        }
+        // What was damaged would show whenever the next message comes.
+        self.net.conns().iter().filter(|conn| conn.is_damaged()).for_each(|conn| conn.cut());
         for node in 0..self.plan.nodes.len() {
+            self.operate(Trouble::Release { node });
+            self.keep_one(node);
             self.net.change(node, |path| path.damage = Damage::default());
             self.heal(node, false);
             self.trouble(Trouble::Resume { node });
@@ -485,8 +600,11 @@ impl Stage {
     fn probe(&mut self) -> Result<(), String> {
         let mut id = FIRST_PROBE;
         for model in self.plan.models.clone() {
-            let own = |(at, _): &(usize, u32)| &self.plan.providers[*at];
-            let places: u32 = model.candidates.iter().map(own).filter(|own| own.enabled).map(|own| own.capacity).sum();
+            let Some(edge) = &self.edge else { return Err("no edge".to_owned()) };
+            let snapshot = edge.host.inside(|| edge.edge.snapshot());
+            let own = |(at, _): &(usize, u32)| ProviderId::new(&self.plan.providers[*at].id).unwrap();
+            let shown = model.candidates.iter().filter_map(|candidate| snapshot.provider(&own(candidate)));
+            let places: u32 = shown.map(|provider| provider.effective.capacity).sum();
             let first = id;
             for _ in 0..places {
                 self.ask(probe(id, &model.name));
@@ -494,7 +612,8 @@ impl Stage {
             }
             self.rest("after the last requests")?;
             let facts = self.world.facts();
-            let whole = |id: &u32| facts.clients.get(id).map(|client| client.stage) == Some(world::Stage::Done("whole"));
+            let whole =
+                |id: &u32| facts.clients.get(id).map(|client| client.stage) == Some(world::Stage::Done("whole"));
             let missing = (first..id).find(|id| !whole(id)).map(|id| facts.clients.get(&id).copied());
             if let Some(missing) = missing {
                 return Err(format!("FEN-5: a place of {} does not serve any more: {missing:?}", model.name));
@@ -518,6 +637,7 @@ fn probe(id: u32, model: &str) -> ClientPlan {
     ClientPlan {
         id,
         model: model.to_owned(),
+        direct: None,
         wire: None::<WireKind>,
         priority: 0,
         principal: None,
@@ -535,6 +655,10 @@ fn probe(id: u32, model: &str) -> ClientPlan {
         queue_timeout: 30_000,
         calm: true,
     }
+}
+
+const fn trouble_is_config(trouble: Trouble) -> bool {
+    matches!(trouble, Trouble::Configure)
 }
 
 /// The number in a Node's id.

@@ -41,8 +41,23 @@ pub struct Facts {
     pub drained: bool,
     /// The config changed, ever.
     pub reconfigured: bool,
-    /// Messages were lost, repeated or damaged, ever.
-    pub damaged: bool,
+    /// Runs were cancelled by id from elsewhere, ever.
+    pub cancelled: bool,
+    /// The Edge was asked to end.
+    pub edge_stopping: bool,
+    /// Since when each Node has been ready, while it is, and since when suspected.
+    pub nodes: BTreeMap<usize, NodeFacts>,
+}
+
+/// What the Edge said of a Node.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NodeFacts {
+    /// Ready, and takes new work, since then.
+    pub ready: Option<u64>,
+    /// Suspected since then.
+    pub suspect: Option<u64>,
+    /// Taken out of service.
+    pub held: bool,
 }
 
 /// One provider call.
@@ -100,7 +115,9 @@ impl World {
             quarantined: 0,
             drained: false,
             reconfigured: false,
-            damaged: false,
+            cancelled: false,
+            edge_stopping: false,
+            nodes: BTreeMap::new(),
         }))
     }
 
