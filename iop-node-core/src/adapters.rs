@@ -3,7 +3,7 @@
 //! An instance belongs to its config, not to a connection: a reconnect with an equal config keeps the instance and its
 //! gate; any difference replaces it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,7 +133,7 @@ pub struct Change {
 #[derive(Debug, Default)]
 pub struct Adapters {
     registry: ProviderRegistry,
-    by_key: HashMap<AdapterKey, Arc<Adapter>>,
+    by_key: BTreeMap<AdapterKey, Arc<Adapter>>,
 }
 
 impl Adapters {
@@ -186,7 +186,7 @@ impl Adapters {
         self.by_key.remove(key)
     }
 
-    /// Every instance, in no order.
+    /// Every instance, by key.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Adapter>> {
         self.by_key.values().cloned().collect()

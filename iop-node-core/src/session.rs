@@ -216,13 +216,16 @@ impl Session<'_> {
             if let Some(end) = self.drained() {
                 return end;
             }
+            // In a fixed order, so that a simulation can be repeated. What ends the connection or a run comes first; messages
+            // come before the timer, so that a pong that is here counts.
             let result = tokio::select! {
+                biased;
                 () = shutdown.cancelled(), if self.draining.is_none() => self.drain(),
-                item = incoming.next() => self.receive(item),
-                providers = started(&mut self.starting), if self.starting.is_some() => self.started(providers),
-                Some(finished) = self.tasks.join_next(), if !self.tasks.is_empty() => self.finished(finished),
-                () = timer.as_mut() => self.timeout(now()),
                 code = fault.raised() => Err(End::Close(code)),
+                Some(finished) = self.tasks.join_next(), if !self.tasks.is_empty() => self.finished(finished),
+                providers = started(&mut self.starting), if self.starting.is_some() => self.started(providers),
+                item = incoming.next() => self.receive(item),
+                () = timer.as_mut() => self.timeout(now()),
                 () = written.notified(), if self.draining.is_some() => Ok(()),
             };
             if let Err(end) = result {

@@ -1,6 +1,6 @@
 //! Decides how tasks share one outbox: a short lock, a waker for the writer, wakers for blocked runs.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub struct OutboxHandle<M>(Arc<Mutex<Shared<M>>>);
 struct Shared<M> {
     outbox: Outbox<M>,
     writer: Option<Waker>,
-    rooms: HashMap<RunKey, Waker>,
+    rooms: BTreeMap<RunKey, Waker>,
     state: State,
 }
 
@@ -65,7 +65,7 @@ impl<M: Outgoing> OutboxHandle<M> {
     /// An empty outbox.
     #[must_use]
     pub fn new() -> Self {
-        let shared = Shared { outbox: Outbox::new(), writer: None, rooms: HashMap::new(), state: State::Open };
+        let shared = Shared { outbox: Outbox::new(), writer: None, rooms: BTreeMap::new(), state: State::Open };
         Self(Arc::new(Mutex::new(shared)))
     }
 

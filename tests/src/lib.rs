@@ -8,6 +8,7 @@
 //! | [`process`] | how a binary is started, watched, signalled, and put away |
 //! | [`fleet`] | how an Edge process and a Node process are configured and connected |
 //! | [`relay`] | how a connection between two processes is moved or cut |
+//! | [`sim`] | how the whole is simulated: seeds, processes, clocks, links, faults |
 //! | [`pair`] | how both engines run in one process over a memory link |
 //! | [`machine`] | what the tests ask of the operating system: folders, memory, polling |
 #![allow(
@@ -24,4 +25,5 @@ pub mod machine;
 pub mod pair;
 pub mod process;
 pub mod relay;
+pub mod sim;
 pub mod wire_client;

@@ -209,7 +209,8 @@ impl Shared {
     pub(crate) fn end_slow_clients(&self) {
         let now = now();
         let slow = |run: &&Arc<Run>| run.waiting_since().is_some_and(|since| since + SLOW_CLIENT <= now);
-        let runs: Vec<_> = self.streams().values().filter(slow).map(Arc::clone).collect();
+        let mut runs: Vec<_> = self.streams().values().filter(slow).map(Arc::clone).collect();
+        runs.sort_unstable_by_key(|run| run.attempt);
         for run in runs {
             self.cancel_held(&run, CancelReason::SlowClient);
         }

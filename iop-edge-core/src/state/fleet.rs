@@ -67,16 +67,16 @@ impl ProviderState {
         listed.map_or(0, |listed| listed.context_length)
     }
 
-    fn limits(&self, reported: u32) -> PlaceLimits {
-        let known = [self.config.capacity, reported].into_iter().filter(|places| *places != 0).min();
-        let capacity = known.unwrap_or(DEFAULT_CAPACITY);
-        let long = if self.config.long_capacity == 0 { capacity } else { self.config.long_capacity.min(capacity) };
-        PlaceLimits { capacity, long }
+    /// Places under the present config, and never more than its Node has under the one in force there.
+    fn limits(&self, in_force: PlaceLimits) -> PlaceLimits {
+        let PlaceLimits { capacity, long } = limits(&self.config, in_force.capacity);
+        PlaceLimits { capacity, long: long.min(in_force.long) }
     }
 
     /// What its Node says of it.
-    fn report(&mut self, adapter: AdapterKey, generation: Generation, report: ProviderReady) {
-        let limits = self.limits(report.max_concurrency);
+    fn report(&mut self, in_force: &ProviderConfig, generation: Generation, report: ProviderReady) {
+        let limits = self.limits(limits(in_force, report.max_concurrency));
+        let adapter = in_force.adapter.clone();
         let (runs, tunnels) = (report.runs, report.tunnels);
         let (draining, suspect) = match self.online.take() {
             Some(online) if online.generation == generation => (online.draining, online.suspect),
@@ -85,6 +85,14 @@ impl ProviderState {
         self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels });
         (self.tools, self.reasoning, self.listed) = (report.tools, report.reasoning, report.targets);
     }
+}
+
+/// Places under a config of a backend that reported so many; 0 = not known.
+fn limits(config: &ProviderConfig, reported: u32) -> PlaceLimits {
+    let known = [config.capacity, reported].into_iter().filter(|places| *places != 0).min();
+    let capacity = known.unwrap_or(DEFAULT_CAPACITY);
+    let long = if config.long_capacity == 0 { capacity } else { config.long_capacity.min(capacity) };
+    PlaceLimits { capacity, long }
 }
 
 /// A report that names a provider its Node does not have, or one twice (W10).
@@ -136,9 +144,9 @@ impl Fleet {
                             state.online = None;
                         }
                         if let Some(before) = state.online.as_ref().map(|online| online.limits) {
-                            let PlaceLimits { capacity, long } = state.limits(before.capacity);
+                            let limits = state.limits(before);
                             if let Some(online) = &mut state.online {
-                                online.limits = PlaceLimits { capacity, long: long.min(before.long) };
+                                online.limits = limits;
                             }
                         }
                         state
@@ -196,9 +204,9 @@ impl Fleet {
         let mut reports: HashMap<ProviderId, ProviderReady> =
             reports.into_iter().map(|report| (report.provider_id.clone(), report)).collect();
         for state in self.providers.iter_mut().filter(|state| state.node == *node && state.enabled) {
-            let adapter = in_force.iter().find(|config| config.provider_id == state.config.provider_id);
-            match reports.remove(&state.config.provider_id).zip(adapter) {
-                Some((report, config)) => state.report(config.adapter.clone(), generation, report),
+            let config = in_force.iter().find(|config| config.provider_id == state.config.provider_id);
+            match reports.remove(&state.config.provider_id).zip(config) {
+                Some((report, config)) => state.report(config, generation, report),
                 None => state.online = None,
             }
         }

@@ -11,7 +11,7 @@
 //!
 //! It does not decide what a run answers, nor how much of a body may wait.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use iop_wire::RunNumber;
 
@@ -65,13 +65,13 @@ struct Entry<H> {
 #[derive(Debug)]
 pub struct RunTable<H> {
     highest: RunNumber,
-    open: HashMap<RunNumber, Entry<H>>,
+    open: BTreeMap<RunNumber, Entry<H>>,
     late: u64,
 }
 
 impl<H> Default for RunTable<H> {
     fn default() -> Self {
-        Self { highest: RunNumber(0), open: HashMap::new(), late: 0 }
+        Self { highest: RunNumber(0), open: BTreeMap::new(), late: 0 }
     }
 }
 
@@ -148,7 +148,7 @@ impl<H> RunTable<H> {
         self.open.get_mut(&number).map(|entry| &mut entry.handle)
     }
 
-    /// Every open run, in no order.
+    /// Every open run, oldest first.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (RunNumber, &mut H)> {
         self.open.iter_mut().map(|(number, entry)| (*number, &mut entry.handle))
     }

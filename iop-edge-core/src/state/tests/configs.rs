@@ -144,6 +144,25 @@ fn fewer_places_hold_at_once_and_more_only_when_the_node_has_them() {
 }
 
 #[test]
+fn a_node_that_became_ready_under_an_older_config_has_no_more_places_than_that_allows() {
+    // REG-7, LEA-8: its own gate still has the old number
+    let now = Instant::now();
+    let mut state = new_state(catalog());
+    let limits = |state: &EdgeState, id| state.snapshot(now).provider(&ProviderId::new(id).unwrap()).unwrap().effective;
+    let id = registered(&mut state, "n1", now);
+    let providers = [("a", 5, 0), ("b", 5, 5), ("d", 1, 0)];
+    let newer = Catalog::builder().revision(8).node(node_entry("n1", &providers)).build().unwrap();
+    apply(&mut state, newer, now);
+    state.handle_ready(id, ready("n1", 7, &["a", "b"]), now);
+    assert_eq!(limits(&state, "a"), PlaceLimits { capacity: 1, long: 1 });
+    assert_eq!(limits(&state, "b"), PlaceLimits { capacity: 2, long: 1 });
+    state.handle_config_ack(id, ack(7, 7, &["a", "b"]), now);
+    assert_eq!(limits(&state, "b"), PlaceLimits { capacity: 2, long: 1 }, "its offers change nothing in that");
+    state.handle_config_ack(id, ack(8, 7, &[]), now);
+    assert_eq!(limits(&state, "b"), PlaceLimits { capacity: 2, long: 1 }, "it refuses the new one");
+}
+
+#[test]
 fn a_removed_or_disabled_node_is_closed_and_fenced() {
     // CFG-2, WIR-13
     let now = Instant::now();

@@ -1,0 +1,159 @@
+//! Decides what must hold after every window, and what must hold at the end: the engines' books against what really
+//! happened at links, providers and clients.
+
+use iop_edge_core::snapshot::{EdgeSnapshot, ProviderSnapshot};
+
+use crate::sim::history::Who;
+use crate::sim::stage::{Stage, index};
+use crate::sim::world::{self, Facts};
+
+/// After every window.
+pub(super) fn after_window(stage: &Stage) {
+    let Some(edge) = stage.edge.as_ref().filter(|edge| !edge.host.is_paused()) else { return };
+    let snapshot = edge.host.inside(|| edge.edge.snapshot());
+    let mut problems = Vec::new();
+    for provider in snapshot.nodes.iter().flat_map(|node| &node.providers) {
+        places(stage, provider, &mut problems);
+    }
+    queues(stage, &snapshot, &mut problems);
+    let mut facts = stage.world.facts();
+    waits(&facts, &snapshot, edge.host.clock(), &mut problems);
+    calls(stage, &facts, &mut problems);
+    let quarantined = snapshot.nodes.iter().flat_map(|node| &node.providers).map(|own| own.in_use.quarantined).sum();
+    if std::mem::replace(&mut facts.quarantined, quarantined) < quarantined {
+        facts.note(Who::Edge, "quarantined", "", [u64::from(quarantined), 0]);
+    }
+    for (client, node, since) in std::mem::take(&mut facts.disconnects) {
+        if !facts.fenced_since(node, since) {
+            problems.push(format!("client {client} ended as disconnected, but n{node} was connected all the time"));
+        }
+    }
+    if !problems.is_empty() {
+        problems[0].push_str(&format!("\n{snapshot:?}"));
+    }
+    facts.broken.append(&mut problems);
+}
+
+/// I4, I5: places in use are exactly the requests that were sent and have no end, and never too many.
+fn places(stage: &Stage, provider: &ProviderSnapshot, problems: &mut Vec<String>) {
+    let id = provider.provider.as_str();
+    let (used, limits) = (provider.in_use, provider.effective);
+    let at = &stage.plan.providers[index(id)];
+    let conns = stage.net.conns();
+    let own = || conns.iter().filter(|conn| conn.node == at.node);
+    let open: usize = own().filter(|conn| conn.is_current()).map(|conn| conn.open_at(id)).sum();
+    let behind = own().any(|conn| conn.is_behind());
+    let in_use = used.in_use() as usize;
+    if in_use < open || (in_use > open && !behind) {
+        problems.push(format!("I4: {id} has {in_use} places in use and {open} requests without an end"));
+    }
+    if used.quarantined > used.in_use() {
+        problems.push(format!("LEA-6: {id} has more places quarantined than in use"));
+    }
+    if stage.world.facts().reconfigured {
+        return;
+    }
+    if provider.connected && (used.in_use() > limits.capacity || used.long > limits.long) {
+        problems.push(format!("LEA-2: {id} has {used:?} of {limits:?}"));
+    }
+    if provider.connected && limits.capacity != at.capacity {
+        problems.push(format!("FEN-5: {id} is connected with {limits:?}, not {} places", at.capacity));
+    }
+    if !provider.connected && in_use > 0 {
+        problems.push(format!("FEN-2: {id} is offline and has {in_use} places in use"));
+    }
+}
+
+/// I10: nobody waits beyond the bound.
+fn queues(stage: &Stage, snapshot: &EdgeSnapshot, problems: &mut Vec<String>) {
+    for group in &snapshot.models {
+        let bound = stage.plan.models.iter().find(|model| model.name == group.model.as_str());
+        let bound = bound.map_or(0, |model| model.max_waiting);
+        if group.waiting > bound && !stage.world.facts().reconfigured {
+            problems.push(format!("I10: {} wait for {}, and {bound} may", group.waiting, group.model));
+        }
+    }
+}
+
+/// I11, EDG-3: nobody waits too long; who has no answer waits in a queue.
+fn waits(facts: &Facts, snapshot: &EdgeSnapshot, clock: u64, problems: &mut Vec<String>) {
+    let submitted = || facts.clients.iter().filter(|(_, client)| client.stage == world::Stage::Submitted);
+    for (id, client) in submitted() {
+        if clock > client.wait_until {
+            problems.push(format!("I11: client {id} waits since {}, and it is {clock}", client.since));
+        }
+    }
+    let open = facts.clients.iter().filter(|(_, client)| client.stage == world::Stage::Open);
+    for (id, client) in open {
+        if client.deadline.is_some_and(|deadline| clock > deadline) {
+            problems.push(format!("client {id} has no end after its deadline: {client:?}, and it is {clock}"));
+        }
+    }
+    let waiting: usize = snapshot.models.iter().map(|model| model.waiting).sum();
+    let count = submitted().count();
+    if waiting != count {
+        problems.push(format!("I10: {waiting} wait in queues, but {count} clients have no answer"));
+    }
+}
+
+/// NOD-5, EXE-6: what runs in a process belongs to the connection that it has, and its end was not told yet.
+fn calls(stage: &Stage, facts: &Facts, problems: &mut Vec<String>) {
+    let conns = stage.net.conns();
+    for (number, call) in &facts.calls {
+        let current = conns.iter().find(|conn| conn.process == call.process && conn.is_current());
+        if current.is_some_and(|conn| !conn.has_open(call.run_id)) {
+            problems
+                .push(format!("LEA-6, NOD-5: call {number} at p{} runs, and nobody holds its place", call.provider));
+        }
+    }
+}
+
+/// Everything that was asked for is over, and everybody is back.
+pub(super) fn is_at_rest(stage: &Stage) -> Result<(), String> {
+    let Some(edge) = &stage.edge else { return Err("no edge".to_owned()) };
+    {
+        let facts = stage.world.facts();
+        let open = facts.clients.iter().find(|(_, client)| !matches!(client.stage, world::Stage::Done(_)));
+        if let Some((id, client)) = open {
+            return Err(format!("client {id} is {:?}", client.stage));
+        }
+        if let Some((number, call)) = facts.calls.iter().next() {
+            return Err(format!("call {number} runs at p{}", call.provider));
+        }
+    }
+    let snapshot = edge.host.inside(|| edge.edge.snapshot());
+    if !snapshot.is_at_rest() {
+        return Err(format!("{snapshot:?}"));
+    }
+    if let Some(node) = snapshot.nodes.iter().find(|node| !node.connected || node.draining) {
+        return Err(format!("{} is not ready", node.node));
+    }
+    let mut providers = snapshot.nodes.iter().flat_map(|node| &node.providers);
+    if let Some(provider) = providers.find(|provider| provider.cooling.is_some()) {
+        return Err(format!("{} is cooling", provider.provider));
+    }
+    if let Some(node) = stage.nodes.iter().find(|node| node.is_ending()) {
+        return Err(format!("a process of n{} is ending", node.node));
+    }
+    // Nor is there a connection whose other end is gone without a word.
+    let alive = |process| stage.nodes.iter().any(|node| node.process == process);
+    match stage.net.conns().iter().find(|conn| !conn.is_sound() || !alive(conn.process)) {
+        Some(conn) => Err(format!("connection {} of n{} is dead", conn.id, conn.node)),
+        None => Ok(()),
+    }
+}
+
+/// At the very end.
+pub(super) fn at_rest(stage: &Stage) -> Result<(), String> {
+    is_at_rest(stage)?;
+    let Some(edge) = &stage.edge else { return Ok(()) };
+    // The timer, the listener, and one task for each connection.
+    let (tasks, expected) = (edge.host.tasks(), 2 + stage.plan.nodes.len());
+    if tasks != expected {
+        return Err(format!("I10: {tasks} tasks at the Edge, not {expected}"));
+    }
+    match stage.nodes.iter().find(|node| node.host.tasks() != 1) {
+        Some(node) => Err(format!("I10: {} tasks at n{}, not 1", node.host.tasks(), node.node)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,153 @@
+//! Decides what the processes of a simulation share beside their links: the log, and what really happened at providers and
+//! clients, against which the engines' own books are checked.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use iop_execution::RunId;
+
+use crate::sim::history::{History, Who};
+
+/// What everybody writes to.
+#[derive(Debug)]
+pub struct World(Mutex<Facts>);
+
+/// The truth.
+#[derive(Debug)]
+pub struct Facts {
+    /// Virtual time in milliseconds, at the start of the window that runs.
+    pub now: u64,
+    /// The log.
+    pub history: History,
+    /// Broken rules. The first one fails the seed.
+    pub broken: Vec<String>,
+    /// A process is being torn down: what its tasks do in that is not logged, its order means nothing.
+    pub silent: bool,
+    /// Provider calls that run.
+    pub calls: BTreeMap<u64, Call>,
+    /// Calls so far.
+    pub last_call: u64,
+    /// The clients that asked.
+    pub clients: BTreeMap<u32, Client>,
+    /// Processes of Nodes that ended by themselves: true = asked to.
+    pub ended: BTreeMap<u64, bool>,
+    /// Times at which a Node's generation ended, by Node.
+    pub fenced: BTreeMap<usize, Vec<u64>>,
+    /// Ends as `disconnected` that need a reason: which client, which Node, since when.
+    pub disconnects: Vec<(u32, usize, u64)>,
+    /// Places that are quarantined, at the last look.
+    pub quarantined: u32,
+    /// Nodes that were asked to drain, ever.
+    pub drained: bool,
+    /// The config changed, ever.
+    pub reconfigured: bool,
+    /// Runs were cancelled by id from elsewhere, ever.
+    pub cancelled: bool,
+    /// The Edge was asked to end.
+    pub edge_stopping: bool,
+    /// Since when each Node has been ready, while it is, and since when suspected.
+    pub nodes: BTreeMap<usize, NodeFacts>,
+}
+
+/// What the Edge said of a Node.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NodeFacts {
+    /// Ready, and takes new work, since then.
+    pub ready: Option<u64>,
+    /// Suspected since then.
+    pub suspect: Option<u64>,
+    /// Taken out of service.
+    pub held: bool,
+}
+
+/// One provider call.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// In which process.
+    pub process: u64,
+    /// Which provider.
+    pub provider: usize,
+    /// For which run.
+    pub run_id: RunId,
+}
+
+/// Where a client stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It asked and has no answer.
+    Submitted,
+    /// It has a stream.
+    Open,
+    /// It has its one outcome.
+    Done(&'static str),
+}
+
+/// One client.
+#[derive(Debug, Clone, Copy)]
+pub struct Client {
+    /// Where it stands.
+    pub stage: Stage,
+    /// When it asked, on the Edge's clock.
+    pub since: u64,
+    /// When its wait must be over, on the Edge's clock.
+    pub wait_until: u64,
+    /// Its deadline, on the Edge's clock, while it reads all the time.
+    pub deadline: Option<u64>,
+    /// Its run.
+    pub run_id: Option<RunId>,
+}
+
+impl World {
+    /// Nothing happened yet.
+    #[must_use]
+    pub fn new(print: bool) -> Self {
+        Self(Mutex::new(Facts {
+            now: 0,
+            history: History::new(print),
+            broken: Vec::new(),
+            silent: false,
+            calls: BTreeMap::new(),
+            last_call: 0,
+            clients: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            fenced: BTreeMap::new(),
+            disconnects: Vec::new(),
+            quarantined: 0,
+            drained: false,
+            reconfigured: false,
+            cancelled: false,
+            edge_stopping: false,
+            nodes: BTreeMap::new(),
+        }))
+    }
+
+    /// The truth, for a moment.
+    pub fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a line.
+    pub fn note(&self, who: Who, what: &'static str, detail: &'static str, numbers: [u64; 2]) {
+        self.facts().note(who, what, detail, numbers);
+    }
+
+    /// A rule is broken.
+    pub fn broken(&self, rule: impl Into<String>) {
+        self.facts().broken.push(rule.into());
+    }
+}
+
+impl Facts {
+    /// Writes a line.
+    pub fn note(&mut self, who: Who, what: &'static str, detail: &'static str, numbers: [u64; 2]) {
+        if !self.silent {
+            self.history.add(self.now, who, what, detail, numbers);
+        }
+    }
+
+    /// True if a generation of this Node ended since then.
+    #[must_use]
+    pub fn fenced_since(&self, node: usize, at: u64) -> bool {
+        self.fenced.get(&node).is_some_and(|times| times.iter().any(|time| *time >= at))
+    }
+}

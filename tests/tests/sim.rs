@@ -1,0 +1,59 @@
+//! The whole of IOP under seeded trouble. See `iop_tests::sim`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use iop_tests::sim::seeds::{play_all, setting, show};
+use iop_tests::sim::stage::play;
+
+/// Seeds that are played on each run of the tests, beside the fixed ones.
+const RANDOM: u64 = 2_000;
+/// Fixed seeds.
+const FIXED: usize = 200;
+/// Of which so many are played twice.
+const REPEATED: usize = 25;
+
+fn fixed() -> Vec<u64> {
+    let text = include_str!("../sim-seeds.txt");
+    let lines = text.lines().map(|line| line.split('#').next().unwrap().trim()).filter(|line| !line.is_empty());
+    lines.map(|line| line.parse().unwrap()).collect()
+}
+
+#[test]
+fn fixed_seeds() {
+    // LEA-4, LEA-6, LEA-7, FEN-1 to FEN-6, FEN-8, QUE-1, QUE-2, EDG-3, NOD-1, NOD-4, NOD-5, WIR-6, WIR-11, WIR-12
+    let seeds = fixed();
+    assert_eq!(seeds.len(), FIXED);
+
+    let summary = play_all(&seeds);
+    eprintln!("{:#?}", summary.counts);
+}
+
+#[test]
+fn random_seeds() {
+    let count = setting("IOP_SIM_SEEDS").unwrap_or(RANDOM);
+    let start = setting("IOP_SIM_START").unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        u64::try_from(now.as_micros()).unwrap() << 8
+    });
+    eprintln!("IOP_SIM_START={start} IOP_SIM_SEEDS={count}");
+    let seeds: Vec<u64> = (start..start + count).collect();
+    let _summary = play_all(&seeds);
+}
+
+#[test]
+fn a_seed_played_twice_has_one_history() {
+    for seed in fixed().into_iter().take(REPEATED) {
+        let (one, two) = (play(seed, false), play(seed, false));
+        assert_eq!((one.hash, one.lines), (two.hash, two.lines), "seed {seed}");
+    }
+}
+
+#[test]
+fn one_seed() {
+    let Some(seed) = setting("IOP_SIM_SEED") else { return };
+    let played = show(seed);
+    eprintln!("seed {seed}: {} lines, hash {:016x}", played.lines, played.hash);
+    if let Some(failure) = played.failure {
+        panic!("{failure}");
+    }
+}
