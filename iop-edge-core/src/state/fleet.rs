@@ -172,7 +172,9 @@ impl Fleet {
             };
             if !taken(&name) && !models.iter().any(|model| model.name == public) {
                 let candidate = Candidate::new(id.clone(), target.clone());
-                models.push(ModelGroup::new(public, vec![candidate], catalog.queue()));
+                let mut model = ModelGroup::new(public, vec![candidate], catalog.queue());
+                model.strategy = catalog.auto_strategy();
+                models.push(model);
             }
         }
         models
