@@ -67,7 +67,7 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
         .map_err(unusable)?;
 
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let catalog = loaded.catalog(created)?;
+    let catalog = loaded.catalog(created, 1)?;
     let runtime = EdgeRuntime::start(catalog, config.edge_id.as_deref().unwrap_or("edge"), loaded.openai()?);
 
     let limits = Limits {

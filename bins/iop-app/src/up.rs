@@ -359,6 +359,7 @@ fn record(id: &str, url: Option<&str>, auth: Option<&AuthReference>) -> Provider
         response_stall_timeout_ms: 0,
         close_grace_ms: 0,
         terminal_linger_ms: 0,
+        cancel_policy: crate::config::edge::CancelPolicyConfig::Abort,
         auth: auth.map(|auth| crate::config::edge::ProviderAuth { bearer: auth.to_string() }),
         enabled: true,
     }
