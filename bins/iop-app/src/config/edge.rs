@@ -479,16 +479,30 @@ pub struct ObservabilityConfig {
     pub filter: Option<String>,
 }
 
-/// A config that passed its check, with the directory that its relative paths start from.
+/// A config that passed its check, and the file it was in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadedEdge {
     /// The config.
     pub config: EdgeConfig,
-    /// Where relative paths start.
-    pub base: PathBuf,
+    /// The file.
+    pub path: PathBuf,
+}
+
+impl LoadedEdge {
+    /// Where relative paths of the config start.
+    #[must_use]
+    pub fn base(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new(""))
+    }
 }
 
 impl EdgeConfig {
+    /// Name of this Edge.
+    #[must_use]
+    pub fn edge_id(&self) -> &str {
+        self.edge_id.as_deref().unwrap_or("edge")
+    }
+
     /// Reads and checks a file. The config is there exactly when the problems hold no error.
     #[must_use]
     pub fn load(path: &Path) -> (Option<LoadedEdge>, Problems) {
@@ -506,7 +520,7 @@ impl EdgeConfig {
         };
         let base = path.parent().map(Path::to_path_buf).unwrap_or_default();
         let config = Self::parse(&text, &base, &mut problems);
-        (config.map(|config| LoadedEdge { config, base }), problems)
+        (config.map(|config| LoadedEdge { config, path: path.to_path_buf() }), problems)
     }
 
     /// Checks a text whose relative paths start at `base`.

@@ -98,7 +98,7 @@ impl LoadedEdge {
         let mut entry = NodeEntry::new(
             NodeId::new(&node.id).map_err(|error| bad(&error))?,
             node.token_id.as_ref().map(|id| TokenId::parse(id).ok_or_else(|| bad(&"no token id"))).transpose()?,
-            resolve_hash(&self.base, &node.token_hash).map_err(|error| bad(&error))?,
+            resolve_hash(self.base(), &node.token_hash).map_err(|error| bad(&error))?,
             providers,
         );
         entry.enabled = node.enabled;
@@ -151,7 +151,7 @@ impl LoadedEdge {
     /// [`Failure`] with exit code 2.
     pub fn admin_key(&self) -> Result<Option<TokenHash>, Failure> {
         let Some(admin) = &self.config.admin else { return Ok(None) };
-        resolve_hash(&self.base, &admin.key_hash).map(Some).map_err(|error| unusable("admin key", error))
+        resolve_hash(self.base(), &admin.key_hash).map(Some).map_err(|error| unusable("admin key", error))
     }
 
     /// Who may call.
@@ -174,7 +174,7 @@ impl LoadedEdge {
             };
             let principal =
                 Principal::new(record.principal.as_ref().unwrap_or(&record.id)).map_err(|error| bad(&error))?;
-            let hash = resolve_hash(&self.base, &record.hash).map_err(|error| bad(&error))?;
+            let hash = resolve_hash(self.base(), &record.hash).map_err(|error| bad(&error))?;
             let id = TokenId::parse(&record.id).ok_or_else(|| bad(&"no key id"))?;
             keys.push(ApiKeyRecord::new(id, hash, principal, models).with_priority(record.priority));
         }

@@ -358,7 +358,7 @@ fn models_may_be_auto_a_list_or_a_list_with_auto() {
     let (config, problems) =
         parse(&good().replacen("models:\n", "models:\n  - auto\n", 1).replace("[\"*\"]", "[qwen]"));
     assert!(config.is_some(), "{problems}");
-    let loaded = LoadedEdge { config: both, base: PathBuf::new() };
+    let loaded = LoadedEdge { config: both, path: PathBuf::new() };
     let catalog = loaded.catalog(7, 3).unwrap();
     assert_eq!((catalog.models_auto(), catalog.models().len(), catalog.created(), catalog.revision()), (true, 1, 7, 3));
 }
@@ -375,7 +375,7 @@ fn what_a_model_says_goes_before_what_the_queue_says() {
     let text =
         text.replacen("models:\n", "models:\n  - { name: other, candidates: [ { provider: gpu-1-vllm } ] }\n", 1);
     let (config, problems) = parse(&text);
-    let loaded = LoadedEdge { config: config.unwrap_or_else(|| panic!("{problems}")), base: PathBuf::new() };
+    let loaded = LoadedEdge { config: config.unwrap_or_else(|| panic!("{problems}")), path: PathBuf::new() };
     let catalog = loaded.catalog(0, 1).unwrap();
     let [other, own] = catalog.models() else { panic!("two models") };
     assert_eq!((own.strategy, own.max_waiting), (Some(Strategy::Ordered), 7));
@@ -405,7 +405,7 @@ fn suspicion_may_be_off_and_has_the_engines_bounds() {
     let after = |health: &str| {
         let (config, problems) = parse(&format!("{}{health}", good()));
         let config = config.unwrap_or_else(|| panic!("{problems}"));
-        LoadedEdge { config, base: PathBuf::new() }.catalog(0, 1).unwrap().suspicion_withdraw()
+        LoadedEdge { config, path: PathBuf::new() }.catalog(0, 1).unwrap().suspicion_withdraw()
     };
     assert_eq!(after(""), Some(DEFAULT_SUSPICION_WITHDRAW));
     assert_eq!(after("health: { suspicion_withdraw_ms: 3000 }\n"), Some(MIN_SUSPICION_WITHDRAW));
@@ -421,7 +421,7 @@ fn nodes_providers_and_keys_carry_their_new_settings() {
         .replace("principal: team-a", "principal: team-a, priority: -3")
         + &format!("admin: {{ key_hash: \"{}\" }}\n", HASH.replace("ba", "ef"));
     let (config, problems) = parse(&text);
-    let loaded = LoadedEdge { config: config.unwrap_or_else(|| panic!("{problems}")), base: PathBuf::new() };
+    let loaded = LoadedEdge { config: config.unwrap_or_else(|| panic!("{problems}")), path: PathBuf::new() };
     assert_eq!(loaded.config.auth.api_keys[0].priority, -3);
     let catalog = loaded.catalog(0, 1).unwrap();
     let node = &catalog.nodes()[0];
@@ -429,7 +429,7 @@ fn nodes_providers_and_keys_carry_their_new_settings() {
     assert_eq!(node.providers[0].config.cancel_policy, iop_wire::CancelPolicy::Drain);
     assert!(loaded.admin_key().unwrap().is_some());
     let (config, _) = parse(&good());
-    assert!(LoadedEdge { config: config.unwrap(), base: PathBuf::new() }.admin_key().unwrap().is_none());
+    assert!(LoadedEdge { config: config.unwrap(), path: PathBuf::new() }.admin_key().unwrap().is_none());
 }
 
 #[test]
