@@ -199,12 +199,13 @@ fn shown(options: &InitOptions, token: &Token, key: &Token) -> String {
 Shown once, kept nowhere but here:
   API key     {}
   node token  {}   (also in {node_token})
-  admin key   in {admin_key}, where `iop status` and the like look for it
+  admin key   only in {admin_key}, for `iop status` and the like
 
 Next:
   iop-edge serve --config {edge_yaml}
   iop-node serve --edge https://{host}:{NODES_PORT} --token-file {node_token} --ca {ca}
   curl --cacert {ca} https://{host}:{OPENAI_PORT}/v1/models -H 'Authorization: Bearer {}'
+  iop status --key-file {admin_key}
 
 {elsewhere}",
         at("node.yaml"),
