@@ -188,6 +188,8 @@ fn shown(options: &InitOptions, token: &Token, key: &Token) -> String {
     let at = |name: &str| if dir == Path::new(".") { name.to_owned() } else { dir.join(name).display().to_string() };
     let (edge_yaml, node_token, ca) = (at("edge.yaml"), at("node.token"), at("certs/ca.pem"));
     let admin_key = at(KEY_FILE);
+    let status =
+        if admin_key == KEY_FILE { "iop status".to_owned() } else { format!("iop status --key-file {admin_key}") };
     let elsewhere = if options.host.is_empty() {
         "Both on this machine. For a Node on another one: iop init --force --host NAME-OF-THIS-MACHINE".to_owned()
     } else {
@@ -199,13 +201,12 @@ fn shown(options: &InitOptions, token: &Token, key: &Token) -> String {
 Shown once, kept nowhere but here:
   API key     {}
   node token  {}   (also in {node_token})
-  admin key   only in {admin_key}, for `iop status` and the like
 
 Next:
   iop-edge serve --config {edge_yaml}
   iop-node serve --edge https://{host}:{NODES_PORT} --token-file {node_token} --ca {ca}
   curl --cacert {ca} https://{host}:{OPENAI_PORT}/v1/models -H 'Authorization: Bearer {}'
-  iop status --key-file {admin_key}
+  {status}
 
 {elsewhere}",
         at("node.yaml"),

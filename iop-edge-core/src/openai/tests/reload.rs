@@ -62,9 +62,8 @@ async fn the_priority_of_a_key_goes_to_the_queue() {
     let (plain, urgent) = (Token::generate(TokenKind::ApiKey).unwrap(), Token::generate(TokenKind::ApiKey).unwrap());
     let records = [key_of(&plain, "plain"), key_of(&urgent, "urgent").with_priority(-7)];
     let refused = || Reply::Refuse(SubmitError::Unavailable);
-    let rig = Rig::with([refused(), refused()], |config| {
-        config.with_keys(Arc::new(ApiKeys::records(records).unwrap()))
-    });
+    let rig =
+        Rig::with([refused(), refused()], |config| config.with_keys(Arc::new(ApiKeys::records(records).unwrap())));
     for (key, priority) in [(&plain, 0), (&urgent, -7)] {
         rig.send(asked_by(key, CHAT)).await;
         assert_eq!(rig.script.seen.lock().unwrap().pop().unwrap().request.priority, priority);
