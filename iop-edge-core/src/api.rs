@@ -2,6 +2,8 @@
 //!
 //! CONTRACT between the engine (which implements `Edge`) and the OpenAI surface (one caller).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -54,6 +56,9 @@ pub struct Submit {
     pub avoid_provider_id: Option<ProviderId>,
     /// The avoided provider may be chosen when no other is runtime-eligible.
     pub allow_avoided_provider_fallback: bool,
+    /// The caller says itself when its client has seen content, by [`Submitted::commit`]. Otherwise content counts as seen once
+    /// it is taken out of the output. Until then a suspect Node loses the run (FEN-7).
+    pub explicit_commit: bool,
 }
 
 impl Submit {
@@ -78,6 +83,7 @@ impl Submit {
             prompt_prefix: 0,
             avoid_provider_id: None,
             allow_avoided_provider_fallback: false,
+            explicit_commit: false,
         }
     }
 }
@@ -143,12 +149,31 @@ pub enum Output {
     Tunnel(TunnelStream),
 }
 
+/// Says that the client of a run has seen content: from then on the run is not taken from a suspect Node (FEN-7).
+#[derive(Debug, Clone, Default)]
+pub struct CommitMark(Arc<AtomicBool>);
+
+impl CommitMark {
+    /// The client has seen content, or will now. More than once changes nothing.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// True once the client has seen content.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// A dispatched request.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Submitted {
     /// What admission decided.
     pub admitted: Admitted,
+    /// For callers that asked for `explicit_commit`.
+    pub commit: CommitMark,
     /// The output.
     pub output: Output,
 }

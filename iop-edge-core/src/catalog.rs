@@ -8,7 +8,7 @@ use std::time::Duration;
 use iop_execution::closed_list as closed;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, StallTimeout, Target};
 use iop_wire::convert::WireMessage as _;
-use iop_wire::limits::{MAX_LIST, MAX_TARGETS};
+use iop_wire::limits::{DISPATCH_ACK_TIMEOUT, MAX_LIST, MAX_TARGETS, MIN_DISPATCH_ACK_TIMEOUT};
 use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode};
 
 use crate::token::{TokenHash, TokenId};
@@ -242,6 +242,9 @@ pub enum CatalogError {
     /// A time of silence after which suspects lose their requests that is too short to tell (FEN-7).
     #[error("suspicion_withdraw must be off or at least {} ms", MIN_SUSPICION_WITHDRAW.as_millis())]
     SuspicionWithdraw,
+    /// A time for receipts that is too short to tell (WIR-14).
+    #[error("dispatch_ack_timeout must be at least {} ms", MIN_DISPATCH_ACK_TIMEOUT.as_millis())]
+    DispatchAckTimeout,
     /// A stall timeout out of range.
     #[error("provider {provider}: {source}")]
     StallTimeout {
@@ -263,6 +266,7 @@ pub struct Catalog {
     auto_strategy: Option<Strategy>,
     queue: QueueDefaults,
     suspicion_withdraw: Option<Duration>,
+    dispatch_ack_timeout: Duration,
 }
 
 impl Catalog {
@@ -278,6 +282,7 @@ impl Catalog {
                 auto_strategy: None,
                 queue: QueueDefaults::default(),
                 suspicion_withdraw: Some(DEFAULT_SUSPICION_WITHDRAW),
+                dispatch_ack_timeout: DISPATCH_ACK_TIMEOUT,
             },
         }
     }
@@ -298,6 +303,12 @@ impl Catalog {
     #[must_use]
     pub fn nodes(&self) -> &[NodeEntry] {
         &self.nodes
+    }
+
+    /// A Node by id.
+    #[must_use]
+    pub fn node(&self, id: &NodeId) -> Option<&NodeEntry> {
+        self.nodes.iter().find(|node| node.id == *id)
     }
 
     /// The explicit models, in config order.
@@ -328,6 +339,12 @@ impl Catalog {
     #[must_use]
     pub const fn suspicion_withdraw(&self) -> Option<Duration> {
         self.suspicion_withdraw
+    }
+
+    /// Time the receipt of a dispatch may take before its Node is asked (WIR-14).
+    #[must_use]
+    pub const fn dispatch_ack_timeout(&self) -> Duration {
+        self.dispatch_ack_timeout
     }
 
     /// What a Node shall run: its enabled providers.
@@ -395,6 +412,12 @@ impl CatalogBuilder {
         self
     }
 
+    /// Time the receipt of a dispatch may take before its Node is asked: 2 s by default, 250 ms at least (WIR-14).
+    pub const fn dispatch_ack_timeout(mut self, timeout: Duration) -> Self {
+        self.catalog.dispatch_ack_timeout = timeout;
+        self
+    }
+
     /// Checks everything.
     ///
     /// # Errors
@@ -402,6 +425,9 @@ impl CatalogBuilder {
     pub fn build(self) -> Result<Catalog, CatalogError> {
         if self.catalog.suspicion_withdraw.is_some_and(|after| after < MIN_SUSPICION_WITHDRAW) {
             return Err(CatalogError::SuspicionWithdraw);
+        }
+        if self.catalog.dispatch_ack_timeout < MIN_DISPATCH_ACK_TIMEOUT {
+            return Err(CatalogError::DispatchAckTimeout);
         }
         let providers = check_nodes(&self.catalog.nodes)?;
         check_models(&self.catalog.models, &providers)?;

@@ -128,6 +128,35 @@ pub enum Observation {
         /// How that ended.
         outcome: WaitOutcome,
     },
+    /// A provider failed: it counts as loaded for a while (SEL-4).
+    Penalised {
+        /// Which.
+        provider: ProviderId,
+    },
+    /// A provider said that it is busy: it gets nothing new for a while (SEL-4).
+    Cooling {
+        /// Which.
+        provider: ProviderId,
+    },
+    /// A Node left a question unanswered (FEN-7).
+    Suspected {
+        /// Which.
+        node: NodeId,
+    },
+    /// An uncommitted run of a suspect was ended (FEN-7).
+    Withdrawn {
+        /// Of which Node.
+        node: NodeId,
+    },
+    /// The receipt of a dispatch is missing (WIR-14).
+    ReceiptMissing,
+    /// What became of a config push (REG-7).
+    ConfigPushed {
+        /// To which Node.
+        node: NodeId,
+        /// It is in force there.
+        applied: bool,
+    },
     /// A message of a run that ended already was dropped (WIR-11).
     LateMessage,
     /// A Node broke the protocol.

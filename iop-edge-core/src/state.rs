@@ -13,32 +13,39 @@
 mod admission;
 mod config;
 mod effect;
+mod fair;
 mod fleet;
 mod groups;
 mod handshake;
 mod id;
 pub(crate) mod ledger;
+mod place;
+mod push;
 mod queue;
+mod receipt;
 mod registry;
 mod selection;
+mod suspicion;
 mod throttle;
 mod timers;
 mod view;
+mod wear;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use iop_execution::{ModelName, RunId};
+use iop_execution::{ModelName, NodeId, Principal, RunId};
 use iop_wire::{CloseCode, Drain, ToNode};
 
-use crate::api::SubmitError;
+use crate::api::{SubmitError, WireKind};
 use crate::catalog::Catalog;
 use crate::observe::{Observation, WaitOutcome};
 pub(crate) use admission::{Admission, Ask};
 pub use effect::EdgeNodeEvent;
 pub(crate) use effect::Effect;
 pub(crate) use effect::Grant;
+use fair::FairClock;
 use fleet::Fleet;
 use groups::Groups;
 pub(crate) use handshake::RETRY_CROWDED;
@@ -46,11 +53,18 @@ pub use id::{AttemptId, ConnectionId, Generation};
 pub use ledger::{
     AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass,
 };
-use queue::{Need, Position};
+pub(crate) use queue::Avoid;
+use queue::Need;
+pub(crate) use receipt::PROBE;
+use receipt::Probes;
 use registry::{Ended, Registry};
-pub use selection::{FreeCandidate, LeastLoaded, SelectionPolicy};
+pub use selection::{
+    FreeCandidate, LeastLoaded, Ordered, PrefixAffinity, RoundRobin, SelectionPolicy, SelectionRequest,
+};
+pub(crate) use suspicion::{Suspicion, SuspicionAction};
 use throttle::Throttle;
 use timers::{Timer, Timers};
+pub(crate) use wear::Verdict;
 
 /// How long a cancelled run may go without a terminal before its place is quarantined (LEA-6).
 pub const CANCEL_GRACE: Duration = Duration::from_secs(15);
@@ -62,10 +76,10 @@ pub const CANCEL_GRACE: Duration = Duration::from_secs(15);
 ///     │           │  └─▶ Over      │            │
 ///     └───────────┴────────┴───────┴────────────┴──▶ gone (no entry)
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     /// In the queue of its model.
-    Waiting(Need, Position),
+    Waiting(Need),
     /// Holds a place; nothing is sent.
     Reserved,
     /// Holds a place; the request was handed to the connection.
@@ -85,11 +99,35 @@ pub(crate) enum PreSendEnd {
     Disconnected,
 }
 
+/// What a request asked for: enough to resolve it again at any time (QUE-3).
+#[derive(Debug, Clone)]
+struct Wants {
+    /// The model, by its own name; none = a direct address.
+    model: Option<ModelName>,
+    wire: Option<WireKind>,
+    caller: Option<Principal>,
+    prompt_tokens: u32,
+    /// Hash of caller and leading prompt text; 0 = none.
+    prefix: u64,
+    avoid: Option<Avoid>,
+}
+
+impl Wants {
+    /// A direct address: no model, no queue.
+    const fn direct(wire: Option<WireKind>, prompt_tokens: u32) -> Self {
+        Self { model: None, wire, caller: None, prompt_tokens, prefix: 0, avoid: None }
+    }
+}
+
 #[derive(Debug)]
 struct Attempt {
     run_id: RunId,
-    model: ModelName,
+    wants: Wants,
     since: Instant,
+    /// When it was handed to its connection.
+    sent: Option<Instant>,
+    /// Its Node answered a ping that was sent after it.
+    receipt_asked: bool,
     stage: Stage,
 }
 
@@ -115,6 +153,13 @@ pub(crate) struct EdgeState {
     groups: Groups,
     ledger: Box<dyn CapacityLedger>,
     policy: Box<dyn SelectionPolicy>,
+    /// Whose turn it is, over all models.
+    clock: FairClock,
+    /// Places given to others since the request that came first was passed over.
+    passed_over: u32,
+    /// Nodes that an operator took out of service.
+    held: BTreeSet<NodeId>,
+    probes: Probes,
     attempts: HashMap<AttemptId, Attempt>,
     runs: HashMap<RunId, AttemptId>,
     last_attempt: u64,
@@ -130,7 +175,8 @@ impl EdgeState {
         ledger: Box<dyn CapacityLedger>,
         policy: Box<dyn SelectionPolicy>,
     ) -> Self {
-        let (fleet, groups) = (Fleet::new(&catalog), Groups::new(&catalog));
+        let fleet = Fleet::new(&catalog);
+        let groups = Groups::new(&catalog, &fleet);
         Self {
             catalog,
             edge_id,
@@ -140,6 +186,10 @@ impl EdgeState {
             groups,
             ledger,
             policy,
+            clock: FairClock::default(),
+            passed_over: 0,
+            held: BTreeSet::new(),
+            probes: Probes::default(),
             attempts: HashMap::new(),
             runs: HashMap::new(),
             last_attempt: 0,
@@ -178,14 +228,19 @@ impl EdgeState {
                     {
                         let provider = lease.provider.clone();
                         self.effects.push_back(Effect::Observe(Observation::Quarantined { provider }));
+                        self.effects.push_back(Effect::Quarantined { attempt });
                     }
                 }
+                Timer::Absence(attempt) => self.absence_over(attempt, now),
+                Timer::Receipt(attempt) => self.receipt_due(attempt),
+                Timer::Cooling(_) => self.pump(now),
+                Timer::Challenge(newcomer) => self.challenge_over(newcomer, now),
             }
         }
     }
 
     fn overdue(&mut self, attempt: AttemptId, now: Instant) {
-        match self.attempts.get(&attempt).map(|entry| entry.stage) {
+        match self.attempts.get(&attempt).map(|entry| &entry.stage) {
             Some(Stage::Waiting(..)) => {
                 self.refuse(attempt, SubmitError::DeadlineExceeded, WaitOutcome::Deadline, now);
             }
@@ -210,17 +265,22 @@ impl EdgeState {
 
     fn end_connection(&mut self, connection: ConnectionId, code: CloseCode, now: Instant) {
         self.timers.disarm(Timer::Handshake(connection));
+        self.timers.disarm(Timer::Challenge(connection));
+        self.probes.forget(connection);
         let node = match self.registry.close(connection) {
             Ended::Unknown => return,
             Ended::Unclaimed => None,
             Ended::NotReady(claim) => {
-                self.effects.push_back(Effect::Publish(EdgeNodeEvent::NotReady { node: claim.node, code }));
+                let node = claim.node.clone();
+                self.effects.push_back(Effect::Publish(EdgeNodeEvent::NotReady { node: node.clone(), code }));
+                self.admit_challenger(&node, now);
                 None
             }
             Ended::WasReady(claim) => {
                 self.fence(claim.generation, now);
                 let (node, generation) = (claim.node.clone(), claim.generation);
                 self.effects.push_back(Effect::Publish(EdgeNodeEvent::Disconnected { node, generation, code }));
+                self.admit_challenger(&claim.node, now);
                 Some(claim.node)
             }
         };

@@ -50,6 +50,12 @@ pub const RECEIVE_POOL: u64 = 256 * 1024 * 1024;
 pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time from acceptance to Ready (REG-1).
 pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time a Node's present connection has to answer when another one wants its place (REG-5).
+pub const CHALLENGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time the receipt of a dispatch may take, by default (WIR-14).
+pub const DISPATCH_ACK_TIMEOUT: Duration = Duration::from_secs(2);
+/// The least it may be set to.
+pub const MIN_DISPATCH_ACK_TIMEOUT: Duration = Duration::from_millis(250);
 /// Time between pings (WIR-12).
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(30);
 /// Time a ping may go without a pong (WIR-12).

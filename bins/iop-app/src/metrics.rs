@@ -133,6 +133,12 @@ pub struct EdgeMetrics {
     model_oldest_wait: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     config_revision: Gauge,
     reloads: Family<ResultLabel, Counter>,
+    pushes: Family<ResultLabel, Counter>,
+    penalties: Family<ProviderLabel, Counter>,
+    coolings: Family<ProviderLabel, Counter>,
+    suspicions: Family<NodeLabel, Counter>,
+    withdrawals: Family<NodeLabel, Counter>,
+    receipts_missing: Counter,
     /// One scrape at a time fills the gauges.
     rendering: Arc<Mutex<()>>,
     connections: Counter,
@@ -180,6 +186,12 @@ impl EdgeMetrics {
             model_oldest_wait: Family::default(),
             config_revision: Gauge::default(),
             reloads: Family::default(),
+            pushes: Family::default(),
+            penalties: Family::default(),
+            coolings: Family::default(),
+            suspicions: Family::default(),
+            withdrawals: Family::default(),
+            receipts_missing: Counter::default(),
             rendering: Arc::default(),
             connections: Counter::default(),
             closed: Family::default(),
@@ -228,6 +240,16 @@ impl EdgeMetrics {
         );
         registry.register("config_revision", "Revision of the config in force", all.config_revision.clone());
         registry.register("config_reloads", "Attempts to take a new config", all.reloads.clone());
+        registry.register("config_pushes", "New configs sent to ready Nodes that ended", all.pushes.clone());
+        registry.register("provider_penalties", "Failures that count as load for a while", all.penalties.clone());
+        registry.register("provider_coolings", "Times that a provider said it is busy", all.coolings.clone());
+        registry.register("node_suspicions", "Questions that a Node left unanswered", all.suspicions.clone());
+        registry.register("runs_withdrawn", "Runs taken from a suspect before content", all.withdrawals.clone());
+        registry.register(
+            "receipts_missing",
+            "Dispatches that no Node confirmed in time",
+            all.receipts_missing.clone(),
+        );
         registry.register("provider_capacity", "Places of a provider", all.capacity.clone());
         registry.register("provider_in_use", "Places of a provider in use", all.in_use.clone());
         registry.register("node_connections", "Connections of Nodes that came up", all.connections.clone());
@@ -360,6 +382,25 @@ impl Observer for EdgeMetrics {
             Observation::LeaseReleased { cause, .. } => count(&self.released, cause.as_str()),
             Observation::Quarantined { provider } => {
                 self.quarantined.get_or_create(&ProviderLabel { provider: provider.to_string() }).inc();
+            }
+            Observation::Penalised { provider } => {
+                self.penalties.get_or_create(&ProviderLabel { provider: provider.to_string() }).inc();
+            }
+            Observation::Cooling { provider } => {
+                self.coolings.get_or_create(&ProviderLabel { provider: provider.to_string() }).inc();
+            }
+            Observation::Suspected { node } => {
+                self.suspicions.get_or_create(&NodeLabel { node: node.to_string() }).inc();
+            }
+            Observation::Withdrawn { node } => {
+                self.withdrawals.get_or_create(&NodeLabel { node: node.to_string() }).inc();
+            }
+            Observation::ReceiptMissing => {
+                self.receipts_missing.inc();
+            }
+            Observation::ConfigPushed { applied, .. } => {
+                let result = if *applied { "applied" } else { "refused" };
+                self.pushes.get_or_create(&ResultLabel { result }).inc();
             }
             Observation::Waited { outcome, .. } => count(&self.waits, outcome.as_str()),
             Observation::LateMessage => {

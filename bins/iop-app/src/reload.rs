@@ -12,7 +12,7 @@ use iop_edge_core::catalog::Catalog;
 use tokio::time::Instant;
 
 use crate::admin::AdminKey;
-use crate::config::edge::{AuthConfig, LimitsConfig, ListenConfig, ObservabilityConfig};
+use crate::config::edge::{AuthConfig, LimitsConfig, ListenConfig, NodeRecord, ObservabilityConfig};
 use crate::config::link::LinkConfig;
 use crate::config::{EdgeConfig, LoadedEdge, Problems, Severity};
 use crate::edge_runtime::EdgeRuntime;
@@ -240,6 +240,14 @@ fn log_problems(problems: &Problems) {
     }
 }
 
+/// Tokens of the Nodes, which the engine does not tell of; a new Node's is no change.
+fn changed_tokens(old: &[NodeRecord], new: &[NodeRecord]) -> bool {
+    new.iter().any(|node| {
+        let before = old.iter().find(|old| old.id == node.id);
+        before.is_some_and(|old| (&old.token_id, &old.token_hash) != (&node.token_id, &node.token_hash))
+    })
+}
+
 /// What two configs differ in, apart from Nodes and models, which the engine compares.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Differences {
@@ -257,8 +265,8 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         tls,
         auth: AuthConfig { api_keys },
         admin,
-        nodes: _,
-        models: _,
+        nodes,
+        models,
         queue,
         health,
         request_deadline_ms,
@@ -285,6 +293,8 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         ("observability.filter", old.observability.filter != *filter),
     ]);
     let settings = changed(&[
+        ("models: auto", old.models.is_auto() != models.is_auto()),
+        ("nodes[].token_hash", changed_tokens(&old.nodes, nodes)),
         ("auth.api_keys", old.auth.api_keys != *api_keys),
         ("admin", old.admin != *admin),
         ("queue", old.queue != *queue),

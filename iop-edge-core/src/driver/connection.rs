@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
 use iop_execution::CancelReason;
@@ -14,21 +14,31 @@ use iop_wire::{
     CloseCode, EdgeLink, Goodbye, Heartbeat, HeartbeatAction, HeartbeatProfile, Incoming, LinkError, OutboxHandle,
     Ping, Pong, RunKey, RunNumber, SequenceCheck, Sequenced, ToEdge, ToNode,
 };
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::run::{LocalEnd, Piece, Received, Run};
 use crate::driver::shared::{Shared, now};
 use crate::observe::{Observation, Violation};
-use crate::state::{ConnectionId, RETRY_CROWDED};
+use crate::state::{ConnectionId, PROBE, RETRY_CROWDED, Suspicion, SuspicionAction, Verdict};
 use crate::wake::Wakers;
 
 /// What others need of a connection while its task runs.
 pub(crate) struct Connection {
     pub(crate) id: ConnectionId,
     pub(crate) outbox: OutboxHandle<ToNode>,
-    runs: Mutex<HashMap<RunKey, Arc<Run>>>,
+    runs: Mutex<Runs>,
+    /// Work began: there may be a silence to measure.
+    busy: Notify,
     /// The engine ended the connection.
     ended: CancellationToken,
+}
+
+/// Runs the Node has, and since when it has had any.
+#[derive(Default)]
+struct Runs {
+    open: HashMap<RunKey, Arc<Run>>,
+    since: Option<Instant>,
 }
 
 impl fmt::Debug for Connection {
@@ -39,11 +49,16 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     fn new(id: ConnectionId, outbox: OutboxHandle<ToNode>) -> Self {
-        Self { id, outbox, runs: Mutex::new(HashMap::new()), ended: CancellationToken::new() }
+        Self { id, outbox, runs: Mutex::default(), busy: Notify::new(), ended: CancellationToken::new() }
     }
 
-    fn runs(&self) -> std::sync::MutexGuard<'_, HashMap<RunKey, Arc<Run>>> {
+    fn runs(&self) -> std::sync::MutexGuard<'_, Runs> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Since when there has been work in flight (FEN-7).
+    fn busy_since(&self) -> Option<Instant> {
+        self.runs().since
     }
 
     /// Hands a request to the session and makes its run known, before the Node's first answer can be looked up.
@@ -51,14 +66,22 @@ impl Connection {
         let mut runs = self.runs();
         let key = self.outbox.open_request(request, body_window);
         let run = run(key);
-        runs.insert(key, Arc::clone(&run));
+        runs.open.insert(key, Arc::clone(&run));
+        if runs.since.is_none() {
+            runs.since = Some(now());
+            self.busy.notify_one();
+        }
         run
     }
 
     /// Nothing more is expected for this run: later messages are late, and what waits for the Node is not sent.
     pub(crate) fn forget(&self, key: RunKey) {
         self.outbox.discard(key);
-        self.runs().remove(&key);
+        let mut runs = self.runs();
+        runs.open.remove(&key);
+        if runs.open.is_empty() {
+            runs.since = None;
+        }
     }
 
     pub(crate) fn say_goodbye(&self, code: CloseCode, retry_after: Duration) {
@@ -124,6 +147,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, link: EdgeLink) {
         shared,
         connection,
         heartbeat: Heartbeat::new(now(), profile),
+        suspicion: Suspicion::new(now()),
         order: SequenceCheck::default(),
         known: HashMap::new(),
     };
@@ -159,6 +183,7 @@ struct Session {
     shared: Arc<Shared>,
     connection: Arc<Connection>,
     heartbeat: Heartbeat,
+    suspicion: Suspicion,
     order: SequenceCheck,
     /// Runs that have sent something: found without another lock.
     known: HashMap<RunNumber, Arc<Run>>,
@@ -169,7 +194,7 @@ impl Session {
     async fn run(&mut self, incoming: &mut Incoming<ToEdge>) -> Option<CloseCode> {
         let connection = Arc::clone(&self.connection);
         let mut ended = std::pin::pin!(connection.ended.cancelled());
-        let mut timer = std::pin::pin!(tokio::time::sleep_until(self.heartbeat.poll_timeout().into()));
+        let mut timer = std::pin::pin!(tokio::time::sleep_until(self.poll_timeout().into()));
         loop {
             tokio::select! {
                 biased;
@@ -187,10 +212,33 @@ impl Session {
                         }
                     }
                 },
+                () = connection.busy.notified() => timer.as_mut().reset(self.poll_timeout().into()),
                 () = &mut timer => {
                     self.beat();
-                    timer.as_mut().reset(self.heartbeat.poll_timeout().into());
+                    self.suspect();
+                    timer.as_mut().reset(self.poll_timeout().into());
                 }
+            }
+        }
+    }
+
+    /// When there is something to look at. A message that arrives makes it later at most: the armed timer finds that out.
+    fn poll_timeout(&self) -> Instant {
+        let silence = self.suspicion.poll_timeout(self.connection.busy_since());
+        silence.map_or(self.heartbeat.poll_timeout(), |silence| silence.min(self.heartbeat.poll_timeout()))
+    }
+
+    fn suspect(&mut self) {
+        let id = self.connection.id;
+        let withdraw = self.shared.with(|core, _| core.state.suspicion_withdraw());
+        while let Some(action) = self.suspicion.handle_timeout(self.connection.busy_since(), withdraw, now()) {
+            match action {
+                SuspicionAction::Ping => {
+                    let nonce = self.heartbeat.ping_now(now());
+                    self.control(ToNode::Ping(Ping { nonce }));
+                }
+                SuspicionAction::Suspect => self.shared.with(|core, now| core.state.set_suspect(id, true, now)),
+                SuspicionAction::Withdraw => self.shared.with(|core, now| core.withdraw(id, now)),
             }
         }
     }
@@ -226,6 +274,9 @@ impl Session {
             return None;
         }
         let (id, charge) = (self.connection.id, message.charge());
+        if self.suspicion.heard(now()) {
+            self.shared.with(|core, now| core.state.set_suspect(id, false, now));
+        }
         match message {
             ToEdge::Event(run, event) => {
                 let n = event.seq;
@@ -247,6 +298,9 @@ impl Session {
             ToEdge::Ping(Ping { nonce }) => {
                 self.control(ToNode::Pong(Pong { nonce, edge_time_ms: wall_clock_ms() }));
             }
+            ToEdge::Pong(pong) if pong.nonce & PROBE != 0 => {
+                self.shared.with(|core, now| core.state.handle_pong(id, pong.nonce, now));
+            }
             ToEdge::Pong(pong) => self.heartbeat.handle_pong(now(), pong.nonce),
             ToEdge::Hello(hello) => self.shared.with(|core, now| core.state.handle_hello(id, &hello, now)),
             ToEdge::Register(request) => {
@@ -254,8 +308,9 @@ impl Session {
             }
             ToEdge::Ready(request) => self.shared.with(|core, now| core.state.handle_ready(id, request, now)),
             ToEdge::Drain(_) => self.shared.with(|core, now| core.state.handle_drain(id, now)),
-            // Nobody asked: this Edge sends no commands and no config updates yet.
-            ToEdge::CommandResponse(_) | ToEdge::ConfigAck(_) => self.violation(Violation::State),
+            ToEdge::ConfigAck(ack) => self.shared.with(|core, now| core.state.handle_config_ack(id, ack, now)),
+            // Nobody asked: this Edge sends no commands yet.
+            ToEdge::CommandResponse(_) => self.violation(Violation::State),
             ToEdge::Goodbye(goodbye) => return Some(goodbye.code),
             // A kind of message that this build does not know (W2).
             _ => self.violation(Violation::State),
@@ -299,7 +354,7 @@ impl Session {
             violated(&self.shared, self.connection.id, Violation::UnknownRun);
             return None;
         }
-        let run = outbox.key_of(number).and_then(|key| self.connection.runs().get(&key).map(Arc::clone));
+        let run = outbox.key_of(number).and_then(|key| self.connection.runs().open.get(&key).map(Arc::clone));
         if run.is_none() {
             self.shared.observe(&Observation::LateMessage);
         }
@@ -308,17 +363,35 @@ impl Session {
 
     /// An event or frame of a run.
     fn piece(&mut self, number: RunNumber, piece: Piece, n: u64, charge: u32) {
-        let terminal = piece.is_terminal();
+        let (terminal, id) = (piece.is_terminal(), self.connection.id);
         let Some(run) = self.find(number) else { return };
         match run.receive(piece, n, charge, now()) {
-            Ok(Received::Queued(false)) => {}
-            Ok(Received::Queued(true)) => self.shared.relieve_pool(),
+            Ok(Received::Queued { full, verdict }) => {
+                if let Some(verdict) = verdict {
+                    let attempt = run.attempt;
+                    self.shared.with(|core, now| {
+                        if let Some(generation) = core.state.generation(id) {
+                            core.state.handle_answer(attempt, generation, verdict, now);
+                        }
+                    });
+                }
+                if full {
+                    self.shared.relieve_pool();
+                }
+            }
             Ok(Received::Late) => self.shared.observe(&Observation::LateMessage),
             Ok(Received::Terminal(piece)) => {
                 if let Some(run) = self.known.remove(&number) {
                     // The place is free before the client sees the end (LEA-4).
-                    self.release(&run);
-                    run.push_terminal(piece, now());
+                    self.release(&run, run.verdict(&piece));
+                    match run.unacknowledged() {
+                        None => run.push_terminal(piece, now()),
+                        Some(end) => {
+                            let mut wakers = Wakers::default();
+                            run.end(end, now(), &mut wakers);
+                            wakers.wake();
+                        }
+                    }
                 }
             }
             Err(Violation::Credit) => self.violation(Violation::Credit),
@@ -332,11 +405,11 @@ impl Session {
         }
     }
 
-    fn release(&self, run: &Run) {
+    fn release(&self, run: &Run, verdict: Verdict) {
         let id = self.connection.id;
         self.shared.with(|core, now| {
             if let Some(generation) = core.state.generation(id) {
-                core.state.handle_terminal(run.attempt, generation, now);
+                core.state.handle_terminal(run.attempt, generation, verdict, now);
             }
             core.forget(run.attempt);
         });
@@ -347,7 +420,7 @@ impl Session {
         tracing::warn!(run_id = %run.run_id, violation = violation.as_str(), "a node broke the order of a run");
         self.shared.observe(&Observation::Violated { violation });
         if terminal {
-            self.release(run);
+            self.release(run, Verdict::Neutral);
             let mut wakers = Wakers::default();
             run.end(LocalEnd::Violated, now(), &mut wakers);
             wakers.wake();

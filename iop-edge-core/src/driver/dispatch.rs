@@ -11,11 +11,11 @@ use iop_wire::limits::INITIAL_WINDOW;
 use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
 use tokio::sync::oneshot;
 
-use crate::api::{Admitted, Destination, Output, Payload, Submit, SubmitError, Submitted, WireKind};
-use crate::driver::run::{Piece, Run, RunIdentity, cancelled, failed};
+use crate::api::{Admitted, CommitMark, Output, Payload, Submit, SubmitError, Submitted, WireKind};
+use crate::driver::run::{Commit, Piece, Run, RunIdentity, cancelled, failed};
 use crate::driver::shared::{Shared, now};
 use crate::driver::stream::{Source, ended};
-use crate::state::{Admission, Ask, AttemptId, Grant, PreSendEnd};
+use crate::state::{Admission, Ask, AttemptId, Avoid, Grant, PreSendEnd};
 
 /// Longest HTTP method of a tunnel: none that is registered is longer, and no other part of a request is unbounded.
 const MAX_METHOD: usize = 32;
@@ -52,19 +52,21 @@ pub(crate) async fn submit(
     wire: Option<WireKind>,
     prepare: impl FnOnce(&Admitted) -> Payload + Send,
 ) -> Result<Submitted, SubmitError> {
-    let model = match &request.destination {
-        Destination::Model(model) => model.clone(),
-        Destination::Direct { .. } => return Err(SubmitError::InvalidRequest("direct dispatch is not supported yet")),
-    };
     // Without randomness there is no run id, so nothing can be admitted.
     let run_id = shared.entropy.run_id().map_err(|_| SubmitError::Unavailable)?;
     let ask = Ask {
         run_id,
-        model,
+        destination: request.destination.clone(),
         wire,
+        caller: request.principal.clone(),
         priority: request.priority,
         deadline: request.deadline,
         prompt_tokens_estimate: request.prompt_tokens_estimate,
+        prompt_prefix: request.prompt_prefix,
+        avoid: request
+            .avoid_provider_id
+            .clone()
+            .map(|provider| Avoid { provider, fallback: request.allow_avoided_provider_fallback }),
     };
     let (grant, claim) = admit(shared, ask).await?;
     let admitted = Admitted {
@@ -77,9 +79,10 @@ pub(crate) async fn submit(
         queued: grant.queued,
     };
     let payload = prepare(&admitted);
-    let output = dispatch(shared, &request, &grant, payload)?;
+    let commit = CommitMark::default();
+    let output = dispatch(shared, &request, &grant, payload, &commit)?;
     claim.settle();
-    Ok(Submitted { admitted, output })
+    Ok(Submitted { admitted, commit, output })
 }
 
 async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), SubmitError> {
@@ -114,7 +117,13 @@ async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), Su
     Ok((grant, claim))
 }
 
-fn dispatch(shared: &Arc<Shared>, request: &Submit, grant: &Grant, payload: Payload) -> Result<Output, SubmitError> {
+fn dispatch(
+    shared: &Arc<Shared>,
+    request: &Submit,
+    grant: &Grant,
+    payload: Payload,
+    commit: &CommitMark,
+) -> Result<Output, SubmitError> {
     let (payload, body) = split(payload, grant.wire)?;
     let window = shared.pool.window();
     let message = payload.into_message(head(request, grant, body.len(), window, now()));
@@ -131,7 +140,8 @@ fn dispatch(shared: &Arc<Shared>, request: &Submit, grant: &Grant, payload: Payl
         };
         let run = connection.open(message, INITIAL_WINDOW, |key| {
             let identity = RunIdentity { attempt: grant.attempt, run_id: grant.run_id, key, wire: grant.wire };
-            Arc::new(Run::new(identity, window, Arc::clone(&connection), Arc::clone(shared), now))
+            let commit = Commit { mark: commit.clone(), explicit: request.explicit_commit };
+            Arc::new(Run::new(identity, commit, window, Arc::clone(&connection), Arc::clone(shared), now))
         });
         core.runs.insert(grant.attempt, Arc::clone(&run));
         Ok(run)

@@ -5,20 +5,20 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use iop_execution::{
-    CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted, RunEvent, RunEventKind, RunId,
-    TunnelFrame,
+    CancelReason, ExecutionFailure, FailureCode, FailureStage, FrameFlags, ProviderContacted, RunEvent, RunEventKind,
+    RunId, TunnelFrame,
 };
 use iop_wire::{ReceiveWindow, RunKey, RunNumber, SequenceCheck, ToNode};
 
-use crate::api::WireKind;
+use crate::api::{CommitMark, WireKind};
 use crate::driver::connection::Connection;
 use crate::driver::shared::Shared;
 use crate::events::RunNotice;
 use crate::observe::Violation;
-use crate::state::AttemptId;
+use crate::state::{AttemptId, Verdict};
 use crate::wake::Wakers;
 
 /// One message of a run.
@@ -61,8 +61,13 @@ impl Piece {
 /// What a message that arrived is.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// It waits for the client now; `true` = the receive pool is exhausted.
-    Queued(bool),
+    /// It waits for the client now.
+    Queued {
+        /// The receive pool is exhausted.
+        full: bool,
+        /// It says something about its provider.
+        verdict: Option<Verdict>,
+    },
     /// It is the terminal: release the place, then hand it to [`Run::push_terminal`].
     Terminal(Piece),
     /// The run ended at this Edge before: dropped.
@@ -75,6 +80,12 @@ pub(crate) enum LocalEnd {
     Cancelled(CancelReason),
     /// Its Node broke the order of its messages.
     Violated,
+    /// Its Node has not answered for too long (FEN-7).
+    Suspect,
+    /// Its Node never confirmed that it has the request; `contacted` = it may have it (WIR-14).
+    Unacknowledged {
+        contacted: ProviderContacted,
+    },
     /// Its Node is gone; `written` = the request had left this Edge.
     Disconnected {
         written: bool,
@@ -102,6 +113,10 @@ struct Inbox {
     taken: u64,
     progress: Progress,
     accepted: bool,
+    /// The Edge gave up on a receipt and waits for the terminal alone: anything else is dropped.
+    unacknowledged: bool,
+    /// What the head of the answer said of its provider, if that says anything.
+    verdict: Option<Verdict>,
     /// The terminal is queued, or was taken: nothing is queued any more.
     ended: bool,
     reader: Option<Waker>,
@@ -117,8 +132,17 @@ pub(crate) struct Run {
     pub(crate) connection: Arc<Connection>,
     wire: WireKind,
     dispatched: Instant,
+    commit: Commit,
     shared: Arc<Shared>,
     inbox: Mutex<Inbox>,
+}
+
+/// When content counts as seen by a client.
+#[derive(Debug)]
+pub(crate) struct Commit {
+    pub(crate) mark: CommitMark,
+    /// The caller says so; otherwise it is when content is taken.
+    pub(crate) explicit: bool,
 }
 
 impl fmt::Debug for Run {
@@ -139,6 +163,7 @@ pub(crate) struct RunIdentity {
 impl Run {
     pub(crate) fn new(
         identity: RunIdentity,
+        commit: Commit,
         window: u32,
         connection: Arc<Connection>,
         shared: Arc<Shared>,
@@ -153,11 +178,13 @@ impl Run {
             taken: 0,
             progress: Progress::Dispatched,
             accepted: false,
+            unacknowledged: false,
+            verdict: None,
             ended: false,
             reader: None,
             waiting_since: None,
         };
-        Self { attempt, run_id, key, connection, wire, dispatched: now, shared, inbox: Mutex::new(inbox) }
+        Self { attempt, run_id, key, connection, wire, dispatched: now, commit, shared, inbox: Mutex::new(inbox) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inbox> {
@@ -169,6 +196,58 @@ impl Run {
     pub(crate) fn accept(&self) -> Option<Instant> {
         let mut inbox = self.lock();
         (!std::mem::replace(&mut inbox.accepted, true)).then_some(self.dispatched)
+    }
+
+    /// The Node has shown that it has the request, or the run is over.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        let inbox = self.lock();
+        inbox.accepted || inbox.received > 0 || inbox.ended
+    }
+
+    /// No client has seen content of it.
+    pub(crate) fn is_uncommitted(&self) -> bool {
+        !self.commit.mark.is_set()
+    }
+
+    /// From now on only the Node's terminal counts, and it says that there was no receipt (WIR-14).
+    pub(crate) fn give_up_receipt(&self) {
+        self.lock().unacknowledged = true;
+    }
+
+    /// How a run ends whose receipt was given up on; `None` = it was not.
+    pub(crate) fn unacknowledged(&self) -> Option<LocalEnd> {
+        let inbox = self.lock();
+        let silent = inbox.received == 0 && !inbox.accepted;
+        let contacted = if silent { ProviderContacted::No } else { ProviderContacted::Unknown };
+        inbox.unacknowledged.then_some(LocalEnd::Unacknowledged { contacted })
+    }
+
+    /// What its answer says of its provider, once the terminal is here.
+    pub(crate) fn verdict(&self, terminal: &Piece) -> Verdict {
+        // What the head said was told when it came.
+        let judged = self.lock().verdict.is_some();
+        let failure = match terminal {
+            Piece::Event(RunEvent { kind, .. }) => match kind {
+                RunEventKind::Error(failure) => Some(failure),
+                RunEventKind::Cancelled(_) => return Verdict::Neutral,
+                RunEventKind::Start
+                | RunEventKind::Delta(_)
+                | RunEventKind::ReasoningDelta(_)
+                | RunEventKind::ToolCallDelta(_)
+                | RunEventKind::Usage
+                | RunEventKind::Complete(_) => None,
+            },
+            Piece::Frame(frame) => match frame {
+                TunnelFrame::Failed(failure) => Some(failure),
+                TunnelFrame::Cancelled(_) => return Verdict::Neutral,
+                TunnelFrame::Head(_) | TunnelFrame::Body { .. } | TunnelFrame::Usage(_) | TunnelFrame::End => None,
+            },
+        };
+        match failure {
+            Some(_) | None if judged => Verdict::Neutral,
+            Some(failure) => Verdict::of_failure(failure),
+            None => Verdict::Good,
+        }
     }
 
     /// A message arrived with its number and its charge. Checks credit, kind and order in this order; an error of credit
@@ -196,12 +275,17 @@ impl Run {
             return Ok(Received::Terminal(piece));
         }
         inbox.received = n;
+        if inbox.unacknowledged {
+            return Ok(Received::Late);
+        }
+        let verdict = head_verdict(&piece);
+        inbox.verdict = inbox.verdict.or(verdict);
         self.publish(&piece, &mut wakers);
         let full = self.shared.pool.add(charge);
         inbox.push(piece, charge, now, &mut wakers);
         drop(inbox);
         wakers.wake();
-        Ok(Received::Queued(full))
+        Ok(Received::Queued { full, verdict })
     }
 
     /// Queues the Node's terminal, unless the run ended here first.
@@ -227,7 +311,7 @@ impl Run {
             // What arrived is the client's; the end comes after it.
             LocalEnd::Violated | LocalEnd::Disconnected { .. } => {}
             // "At once": what waits is not waited for.
-            LocalEnd::Cancelled(_) => self.discard(&mut inbox),
+            LocalEnd::Cancelled(_) | LocalEnd::Suspect | LocalEnd::Unacknowledged { .. } => self.discard(&mut inbox),
         }
         let piece = self.terminal(end, inbox.received + 1, inbox.progress);
         self.publish(&piece, wakers);
@@ -247,6 +331,14 @@ impl Run {
                 let (stage, contacted) = reached(progress);
                 let message = "the node's messages for this run were out of order";
                 ExecutionFailure::new(FailureCode::ProviderProtocol, stage, contacted, message)
+            }
+            LocalEnd::Suspect => {
+                let (stage, contacted) = reached(progress);
+                ExecutionFailure::new(FailureCode::NodeSuspect, stage, contacted, "the node has stopped answering")
+            }
+            LocalEnd::Unacknowledged { contacted } => {
+                let message = "the node did not confirm that it has the request";
+                ExecutionFailure::new(FailureCode::DispatchUnacknowledged, FailureStage::Admission, contacted, message)
             }
             LocalEnd::Disconnected { written } => {
                 let (stage, contacted) =
@@ -287,6 +379,9 @@ impl Run {
             event.seq = inbox.taken;
         }
         inbox.waiting_since = if inbox.queue.is_empty() { None } else { Some(now()) };
+        if !self.commit.explicit && is_content(&piece) {
+            self.commit.mark.set();
+        }
         let grant = if charge == 0 { None } else { inbox.window.consume(charge).filter(|_| !inbox.ended) };
         drop(inbox);
         self.shared.pool.remove(u64::from(charge));
@@ -363,6 +458,40 @@ pub(crate) fn cancelled(wire: WireKind, reason: CancelReason) -> Piece {
     match wire {
         WireKind::Run => Piece::Event(RunEvent { seq: 1, kind: RunEventKind::Cancelled(reason), usage: None }),
         WireKind::Tunnel => Piece::Frame(TunnelFrame::Cancelled(reason)),
+    }
+}
+
+/// What the head of a tunnel's answer says of its provider; nothing where it is no error.
+fn head_verdict(piece: &Piece) -> Option<Verdict> {
+    let Piece::Frame(TunnelFrame::Head(head)) = piece else { return None };
+    let said = head.headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+    let retry_after = said.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
+    match Verdict::of_status(head.status, retry_after) {
+        Verdict::Good => None,
+        verdict @ (Verdict::Neutral | Verdict::Fault | Verdict::Busy { .. }) => Some(verdict),
+    }
+}
+
+/// Something that a client may show to people.
+const fn is_content(piece: &Piece) -> bool {
+    match piece {
+        Piece::Event(event) => match event.kind {
+            RunEventKind::Delta(_) | RunEventKind::ReasoningDelta(_) | RunEventKind::ToolCallDelta(_) => true,
+            RunEventKind::Start
+            | RunEventKind::Usage
+            | RunEventKind::Complete(_)
+            | RunEventKind::Error(_)
+            | RunEventKind::Cancelled(_) => false,
+        },
+        Piece::Frame(frame) => match frame {
+            // Without flags it is a document, or comments: the first can't be taken back.
+            TunnelFrame::Body { flags, .. } => flags.contains(FrameFlags::CONTENT) || flags.bits() == 0,
+            TunnelFrame::Head(_)
+            | TunnelFrame::Usage(_)
+            | TunnelFrame::End
+            | TunnelFrame::Failed(_)
+            | TunnelFrame::Cancelled(_) => false,
+        },
     }
 }
 

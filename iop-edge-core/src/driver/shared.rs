@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use iop_execution::{CancelReason, Entropy, RunId};
+use iop_execution::{CancelReason, Entropy, ProviderContacted, RunId};
 use iop_wire::{CancelOutcome, CloseCode, HeartbeatProfile};
 use tokio::sync::{Notify, oneshot};
 
@@ -276,6 +276,40 @@ impl Core {
         }
     }
 
+    /// Ends what a suspect runs and no client has seen anything of; the places follow LEA-6 (FEN-7).
+    pub(crate) fn withdraw(&mut self, connection: ConnectionId, now: Instant) {
+        let of_connection = |run: &&Arc<Run>| run.connection.id == connection && run.is_uncommitted();
+        let mut attempts: Vec<_> = self.runs.values().filter(of_connection).map(|run| run.attempt).collect();
+        attempts.sort_unstable();
+        for attempt in attempts {
+            if self.end_as(attempt, CancelReason::Withdrawn, LocalEnd::Suspect, now)
+                && let Some(node) = self.state.node_of(connection)
+            {
+                self.after.observations.push(Observation::Withdrawn { node });
+            }
+        }
+    }
+
+    /// The Node answers, but has never confirmed a request: takes it back (WIR-14). Its client learns it once the Node says
+    /// that it does not run, or has not said so in time.
+    fn give_up_receipt(&mut self, attempt: AttemptId, now: Instant) {
+        let Some(run) = self.runs.get(&attempt).map(Arc::clone) else { return };
+        if self.state.cancel(attempt, now) != CancelReached::Dispatched {
+            return;
+        }
+        run.give_up_receipt();
+        match run.connection.outbox.cancel(run.key, CancelReason::Withdrawn) {
+            CancelOutcome::Withdrawn => {
+                self.state.handle_withdrawn(attempt, now);
+                self.forget(attempt);
+                if let Some(end) = run.unacknowledged() {
+                    run.end(end, now, &mut self.after.wakers);
+                }
+            }
+            CancelOutcome::Queued | CancelOutcome::Unknown => {}
+        }
+    }
+
     /// Nothing of this run is expected from its Node any more.
     pub(crate) fn forget(&mut self, attempt: AttemptId) -> Option<Arc<Run>> {
         let run = self.runs.remove(&attempt)?;
@@ -312,6 +346,22 @@ impl Core {
                         let written = run.connection.outbox.is_written(run.key);
                         self.forget(attempt);
                         run.end(LocalEnd::Disconnected { written }, now, &mut self.after.wakers);
+                    }
+                }
+                Effect::CheckReceipt { attempt, answered } => {
+                    let missing = self.runs.get(&attempt).is_some_and(|run| !run.is_acknowledged());
+                    match (missing, answered) {
+                        (false, _) => {}
+                        (true, false) => self.state.receipt_missing(attempt, now),
+                        (true, true) => self.give_up_receipt(attempt, now),
+                    }
+                }
+                Effect::Quarantined { attempt } => {
+                    let run = self.runs.get(&attempt).map(Arc::clone);
+                    if let Some((run, _)) = run.and_then(|run| run.unacknowledged().map(|end| (run, end))) {
+                        // Nothing came that says that it does not run.
+                        let end = LocalEnd::Unacknowledged { contacted: ProviderContacted::Unknown };
+                        run.end(end, now, &mut self.after.wakers);
                     }
                 }
                 Effect::Overdue { attempt } => {

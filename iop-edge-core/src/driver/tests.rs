@@ -4,5 +4,6 @@ mod flow;
 mod outgoing;
 mod requests;
 mod script;
+mod silence;
 mod violations;
 mod wakers;

@@ -35,7 +35,7 @@ use super::errors::ApiError;
 use super::record::{Edits, Recorder};
 use super::request::ChatRequest;
 use super::upload;
-use crate::api::{Admitted, Engine, Output, Payload, Submit, SubmitError, Submitted, WireKind};
+use crate::api::{Admitted, CommitMark, Engine, Output, Payload, Submit, SubmitError, Submitted, WireKind};
 
 /// Client's own hard deadline in milliseconds from arrival (API-14).
 const DEADLINE_HEADER: &str = "x-iop-deadline-ms";
@@ -73,6 +73,8 @@ where
     submit.priority = caller.priority;
     submit.stream = request.stream();
     submit.prompt_tokens_estimate = request.prompt_tokens();
+    submit.prompt_prefix = request.prompt_prefix();
+    submit.explicit_commit = true;
     submit.deadline = deadline.and_then(|deadline| recorder.arrived().checked_add(deadline));
     recorder.submitting(model, Arc::clone(&engine));
 
@@ -91,7 +93,8 @@ where
     };
     recorder.submitted(true, Some(&submitted.admitted));
 
-    let mut live = Live { exchange: Exchange::new(submitted, &asked, &config), recorder, idle };
+    let commit = submitted.commit.clone();
+    let mut live = Live { exchange: Exchange::new(submitted, &asked, &config), commit, recorder, idle };
     poll_fn(|cx| live.poll_verdict(cx)).await;
     live.into_response(asked.stream)
 }
@@ -136,6 +139,7 @@ fn payload(request: &ChatRequest, admitted: &Admitted) -> Payload {
 /// An answer under way.
 pub(crate) struct Live {
     exchange: Exchange,
+    commit: CommitMark,
     recorder: Recorder,
     idle: ClientIdle,
 }
@@ -217,6 +221,7 @@ impl Live {
     /// Keeps the record up to date, for the client may leave at any moment.
     fn note(&mut self) {
         if self.exchange.gate.is_committed() {
+            self.commit.set();
             self.recorder.first_content();
         }
         self.recorder.progress(self.exchange.answer.usage(), self.exchange.answer.edits());
@@ -278,7 +283,7 @@ struct Exchange {
 
 impl Exchange {
     fn new(submitted: Submitted, asked: &Asked, config: &OpenAiConfig) -> Self {
-        let Submitted { admitted, output } = submitted;
+        let Submitted { admitted, output, .. } = submitted;
         let answer = match &output {
             Output::Run(_) => {
                 let model = match config.response_model {

@@ -14,6 +14,15 @@ use super::edit::{Splice, quoted, splice};
 use super::errors::ApiError;
 use super::json::{JsonError, Visitor, decode, same_key, scan};
 
+/// Leading bytes of the messages that make a prefix: most system prompts begin to differ within it.
+const PREFIX_BYTES: usize = 1024;
+
+/// FNV-1a; never 0, which means that there is none.
+fn prefix_hash(messages: &str) -> u64 {
+    let leading = messages.bytes().take(PREFIX_BYTES);
+    leading.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)).max(1)
+}
+
 /// The one estimate of a prompt's tokens (LEA-2): a quarter of the UTF-8 bytes of its messages' text, that is of every
 /// string that is the value of `content` or `text` inside `messages`. Never reported as usage.
 #[must_use]
@@ -31,6 +40,7 @@ pub(crate) struct ChatRequest {
     wants_usage: bool,
     usage: Option<Splice>,
     prompt_tokens: u32,
+    prompt_prefix: u64,
 }
 
 impl ChatRequest {
@@ -82,7 +92,8 @@ impl ChatRequest {
         let (wants_usage, usage) = plan_usage(stream, options, object_end)?;
 
         let prompt_tokens = estimate_prompt_tokens(members.text_bytes);
-        Ok(Self { model, model_span, stream, wants_usage, usage, prompt_tokens, body })
+        let prompt_prefix = members.messages.as_ref().map(value).map_or(0, prefix_hash);
+        Ok(Self { model, model_span, stream, wants_usage, usage, prompt_tokens, prompt_prefix, body })
     }
 
     /// The name asked for, as decoded.
@@ -103,6 +114,11 @@ impl ChatRequest {
     /// The client of a stream asked for usage.
     pub(crate) const fn wants_usage(&self) -> bool {
         self.wants_usage
+    }
+
+    /// Hash of the leading bytes of the messages: requests with the same one share what a provider has cached (SEL-1).
+    pub(crate) const fn prompt_prefix(&self) -> u64 {
+        self.prompt_prefix
     }
 
     /// See [`estimate_prompt_tokens`].

@@ -1,35 +1,40 @@
-//! Decides who gets a place: admission, waiting, the pre-send fence, cancelling, and every way a place comes back.
+//! Decides who gets a place: admission, waiting, whose turn it is, and who has nobody left to wait for.
 
-use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use iop_execution::{ModelName, RunId};
+use iop_execution::{AdapterKey, ModelName, NodeId, Principal, RunId, Target};
 
-use crate::api::{SubmitError, WireKind};
+use crate::api::{Destination, SubmitError, WireKind};
 use crate::catalog::Candidate;
 use crate::observe::{Observation, WaitOutcome};
 use crate::state::effect::{Effect, Grant};
 use crate::state::fleet::ProviderState;
-use crate::state::id::{AttemptId, ConnectionId, Generation};
-use crate::state::ledger::{CapacityLease, ReleaseCause, WorkClass};
-use crate::state::queue::{Need, Position};
-use crate::state::selection::FreeCandidate;
+use crate::state::id::AttemptId;
+use crate::state::ledger::{CapacityLease, WorkClass};
+use crate::state::queue::{Avoid, Need, Ticket};
+use crate::state::selection::{self, FreeCandidate, SelectionRequest};
 use crate::state::timers::Timer;
-use crate::state::{Attempt, CANCEL_GRACE, CancelReached, EdgeState, PreSendEnd, Stage};
+use crate::state::{Attempt, EdgeState, Stage, Wants};
 
 /// Least and most a client is asked to wait before it tries a full queue again.
-const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Places that may be given to others, by priority or by turn, before whoever came first gets one: nobody starves (QUE-1).
+pub(crate) const STARVATION_GRANTS: u32 = 8;
 
 /// One request for a place.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) run_id: RunId,
-    pub(crate) model: ModelName,
+    pub(crate) destination: Destination,
     /// The wire the caller insists on.
     pub(crate) wire: Option<WireKind>,
+    pub(crate) caller: Option<Principal>,
     pub(crate) priority: i8,
     pub(crate) deadline: Option<Instant>,
     pub(crate) prompt_tokens_estimate: u32,
+    /// Hash of the leading prompt text; 0 = none.
+    pub(crate) prompt_prefix: u64,
+    pub(crate) avoid: Option<Avoid>,
 }
 
 /// What became of a request for a place.
@@ -40,112 +45,300 @@ pub(crate) enum Admission {
     Queued(AttemptId, Instant),
 }
 
+/// A provider that could serve a need, busy or not.
+struct Eligible<'a> {
+    /// Its place among the model's candidates.
+    position: usize,
+    candidate: &'a Candidate,
+    provider: &'a ProviderState,
+    wire: WireKind,
+}
+
 impl EdgeState {
     /// Asks for a place. Candidates are resolved afresh here and whenever a waiter is looked at (QUE-3).
     pub(crate) fn submit(&mut self, ask: Ask, now: Instant) -> Result<Admission, SubmitError> {
         self.handle_timeout(now);
+        let Ask { run_id, destination, wire, caller, priority, deadline, prompt_tokens_estimate, prompt_prefix, avoid } =
+            ask;
+        let model = match destination {
+            Destination::Model(model) => model,
+            Destination::Direct { node, adapter, target } => {
+                let wants = Wants { caller, ..Wants::direct(wire, prompt_tokens_estimate) };
+                return self.submit_direct(run_id, node, &adapter, target, wants, deadline, now);
+            }
+        };
         // First of all: any other answer says that the name is known (API-15).
-        let at = self.groups.find(&ask.model).ok_or(SubmitError::UnknownModel)?;
+        let at = self.groups.find(&model).ok_or(SubmitError::UnknownModel)?;
         let model = &self.groups.get(at).ok_or(SubmitError::UnknownModel)?.model;
-        if self.shutting_down {
-            return Err(SubmitError::ShuttingDown);
-        }
-        if ask.deadline.is_some_and(|deadline| deadline <= now) {
-            return Err(SubmitError::DeadlineExceeded);
-        }
-        let long = model.long_context_threshold.is_some_and(|from| ask.prompt_tokens_estimate >= from);
-        let class = if long { WorkClass::Long } else { WorkClass::Normal };
-        let need = Need { class, wire: ask.wire };
-        let (name, bound, queue_timeout) = (model.name.clone(), model.max_waiting, model.queue_timeout);
-        if !self.is_eligible(at, need) {
+        let (name, bound) = (model.name.clone(), model.max_waiting);
+        let (queue_timeout, absence_grace) = (model.queue_timeout, model.absence_grace);
+        self.takes_requests(deadline, now)?;
+        let prefix = match (prompt_prefix, &caller) {
+            (0, _) => 0,
+            (prefix, None) => prefix,
+            (prefix, Some(caller)) => selection::hash(prefix, caller.as_str()),
+        };
+        let wants = Wants { model: Some(name), wire, caller, prompt_tokens: prompt_tokens_estimate, prefix, avoid };
+        let need = self.need(at, &wants);
+        let eligible = self.is_eligible(at, &need);
+        if !eligible && (absence_grace.is_zero() || !self.is_absent(at, &need)) {
             return Err(SubmitError::Unavailable);
         }
 
+        let ticket = |attempt| Ticket { attempt, priority, caller: wants.caller.clone(), since: now };
+        let attempt = self.begin(run_id, wants.clone(), deadline, now);
+        // Nobody who waits is overtaken: whoever could be placed was placed when the place became free.
+        if let Some(grant) = self.place(at, &need, attempt, now) {
+            return Ok(Admission::Granted(Box::new(grant)));
+        }
+        let queued =
+            self.groups.get_mut(at).is_some_and(|group| group.queue.push(need.clone(), ticket(attempt), bound));
+        if !queued {
+            self.forget(attempt);
+            return Err(SubmitError::QueueFull { retry_after: self.retry_after(at, &need) });
+        }
+        if let Some(entry) = self.attempts.get_mut(&attempt) {
+            entry.stage = Stage::Waiting(need);
+        }
+        let until = now + queue_timeout;
+        self.timers.arm(Timer::Queue(attempt), until);
+        if !eligible {
+            self.timers.arm(Timer::Absence(attempt), now + absence_grace);
+        }
+        Ok(Admission::Queued(attempt, deadline.map_or(until, |deadline| deadline.min(until))))
+    }
+
+    const fn takes_requests_now(&self) -> Result<(), SubmitError> {
+        if self.shutting_down { Err(SubmitError::ShuttingDown) } else { Ok(()) }
+    }
+
+    fn takes_requests(&self, deadline: Option<Instant>, now: Instant) -> Result<(), SubmitError> {
+        self.takes_requests_now()?;
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(SubmitError::DeadlineExceeded);
+        }
+        Ok(())
+    }
+
+    /// A new attempt, about to be placed.
+    fn begin(&mut self, run_id: RunId, wants: Wants, deadline: Option<Instant>, now: Instant) -> AttemptId {
         self.last_attempt += 1;
         let attempt = AttemptId(self.last_attempt);
-        let (run_id, deadline) = (ask.run_id, ask.deadline);
-        let entry = Attempt { run_id, model: name, since: now, stage: Stage::Reserved };
-        self.attempts.insert(attempt, entry);
+        self.attempts.insert(
+            attempt,
+            Attempt { run_id, wants, since: now, sent: None, receipt_asked: false, stage: Stage::Reserved },
+        );
         self.runs.insert(run_id, attempt);
         if let Some(deadline) = deadline {
             self.timers.arm(Timer::Deadline(attempt), deadline);
         }
-        // Nobody who waits is overtaken: whoever could be placed was placed when the place became free.
-        if let Some(grant) = self.place(at, need, attempt, now) {
-            return Ok(Admission::Granted(Box::new(grant)));
-        }
-        let position = Position::new(ask.priority, attempt);
-        let queued = self.groups.get_mut(at).is_some_and(|group| group.queue.push(need, position, now, bound));
-        if !queued {
-            self.forget(attempt);
-            return Err(SubmitError::QueueFull { retry_after: self.retry_after(at, now) });
-        }
-        if let Some(entry) = self.attempts.get_mut(&attempt) {
-            entry.stage = Stage::Waiting(need, position);
-        }
-        let until = now + queue_timeout;
-        self.timers.arm(Timer::Queue(attempt), until);
-        Ok(Admission::Queued(attempt, deadline.map_or(until, |deadline| deadline.min(until))))
+        attempt
     }
 
-    /// How long the first in line has waited: as long will the next one have to.
-    fn retry_after(&self, at: usize, now: Instant) -> Duration {
-        let oldest = self.groups.get(at).and_then(|group| group.queue.oldest());
-        let waited = oldest.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
-        waited.clamp(RETRY_AFTER.0, RETRY_AFTER.1)
+    /// One adapter instance, without a queue: the rules of models do not apply (EDG-1). Without a Node it is the only one that
+    /// is ready.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one address and one request")]
+    fn submit_direct(
+        &mut self,
+        run_id: RunId,
+        node: Option<NodeId>,
+        adapter: &AdapterKey,
+        target: Target,
+        wants: Wants,
+        deadline: Option<Instant>,
+        now: Instant,
+    ) -> Result<Admission, SubmitError> {
+        self.takes_requests(deadline, now)?;
+        let node = match node {
+            Some(node) if self.catalog.nodes().iter().any(|entry| entry.id == node) => node,
+            Some(_) => return Err(SubmitError::InvalidRequest("there is no node with that id")),
+            None => {
+                let ready =
+                    |node: &&NodeId| self.registry.node_phase(node) == (true, false) && !self.held.contains(*node);
+                let mut ready = self.catalog.nodes().iter().map(|entry| &entry.id).filter(ready);
+                match (ready.next().cloned(), ready.next()) {
+                    (Some(only), None) => only,
+                    (Some(_), Some(_)) => return Err(SubmitError::NodeRequired),
+                    (None, _) => return Err(SubmitError::Unavailable),
+                }
+            }
+        };
+        let key = |provider: &ProviderState| match &provider.online {
+            Some(online) => online.adapter == *adapter,
+            None => provider.config.adapter == *adapter,
+        };
+        let mut of_node = self.fleet.providers().iter().filter(|provider| provider.node == node);
+        let Some(provider) = of_node.find(|provider| key(provider)) else {
+            return Err(SubmitError::InvalidRequest("the node has no adapter with that key"));
+        };
+        let wire = provider.wire(wants.wire).ok_or(SubmitError::Unavailable)?;
+        let id = provider.config.provider_id.clone();
+        let retry_after = provider.wear.service().unwrap_or_default().clamp(RETRY_AFTER.0, RETRY_AFTER.1);
+        let attempt = self.begin(run_id, wants, deadline, now);
+        let candidate = Candidate::new(id, target);
+        match self.acquire(&candidate, wire, WorkClass::Normal, attempt, now) {
+            Some(grant) => Ok(Admission::Granted(Box::new(grant))),
+            None => {
+                self.forget(attempt);
+                Err(SubmitError::QueueFull { retry_after })
+            }
+        }
     }
 
-    /// Providers that could serve this need of a model, busy or not.
-    fn eligible(&self, at: usize, need: Need) -> impl Iterator<Item = (&Candidate, &ProviderState, WireKind)> {
+    /// When a place should be free for one more request: what waits, times what requests take, over the places there are.
+    /// Before anything was measured a request is taken to need the least that is ever answered here.
+    fn retry_after(&self, at: usize, need: &Need) -> Duration {
+        let waiting = self.groups.get(at).map_or(0, |group| group.queue.len());
+        let (mut places, mut service, mut measured) = (0_u32, Duration::ZERO, 0_u32);
+        for eligible in self.eligible(at, need) {
+            places += eligible.provider.online.as_ref().map_or(0, |online| online.limits.capacity);
+            if let Some(average) = eligible.provider.wear.service() {
+                service += average;
+                measured += 1;
+            }
+        }
+        let average = service.checked_div(measured).unwrap_or(RETRY_AFTER.0);
+        let waiting = u32::try_from(waiting).unwrap_or(u32::MAX).saturating_add(1);
+        let wait = average.saturating_mul(waiting).checked_div(places).unwrap_or(RETRY_AFTER.1);
+        wait.clamp(RETRY_AFTER.0, RETRY_AFTER.1)
+    }
+
+    /// What kind of place a request needs of a model as it is now.
+    fn need(&self, at: usize, wants: &Wants) -> Need {
+        let model = self.groups.get(at).map(|group| &group.model);
+        let long = model.and_then(|model| model.long_context_threshold).is_some_and(|from| wants.prompt_tokens >= from);
+        let candidates = model.into_iter().flat_map(|model| &model.candidates);
+        let contexts = candidates.filter_map(|candidate| {
+            let context = self.fleet.provider(&candidate.provider)?.context(&candidate.target);
+            (context < u64::from(wants.prompt_tokens)).then_some(context)
+        });
+        Need {
+            class: if long { WorkClass::Long } else { WorkClass::Normal },
+            wire: wants.wire,
+            too_small: contexts.max().unwrap_or(0),
+            avoid: wants.avoid.clone(),
+        }
+    }
+
+    /// Providers that are runtime-eligible for a need: connected, enabled, fitting; an avoided one only where its request
+    /// allows it and nobody else is (SEL-2).
+    fn eligible(&self, at: usize, need: &Need) -> Vec<Eligible<'_>> {
+        let Some(group) = self.groups.get(at) else { return Vec::new() };
+        let candidates = group.model.candidates.iter().enumerate();
+        let configured: Vec<_> = candidates
+            .filter_map(|(position, candidate)| {
+                let provider = self.fleet.provider(&candidate.provider).filter(|provider| provider.enabled)?;
+                Some((position, candidate, provider, provider.context(&candidate.target)))
+            })
+            .collect();
+        // An estimate never becomes an error (LEA-2): where it exceeds every context that is configured, the largest fits.
+        let largest = configured.iter().map(|(.., context)| *context).max().unwrap_or(0);
+        let known = configured.iter().all(|(.., context)| *context != 0);
+        let too_small = if known && largest <= need.too_small { largest.saturating_sub(1) } else { need.too_small };
+        let mut eligible: Vec<_> = configured
+            .into_iter()
+            .filter(|(.., context)| *context == 0 || *context > too_small)
+            .filter_map(|(position, candidate, provider, _)| {
+                let wire = provider.wire(need.wire)?;
+                let limits = provider.online.as_ref()?.limits;
+                let ever_fits = match need.class {
+                    WorkClass::Normal => limits.capacity > 0,
+                    WorkClass::Long => limits.long > 0,
+                };
+                ever_fits.then_some(Eligible { position, candidate, provider, wire })
+            })
+            .collect();
+        if let Some(Avoid { provider, fallback }) = &need.avoid {
+            let others = eligible.iter().any(|eligible| eligible.candidate.provider != *provider);
+            if others || !fallback {
+                eligible.retain(|eligible| eligible.candidate.provider != *provider);
+            }
+        }
+        eligible
+    }
+
+    fn is_eligible(&self, at: usize, need: &Need) -> bool {
+        !self.eligible(at, need).is_empty()
+    }
+
+    /// A configured provider that could serve this is away, and may return (FEN-3).
+    fn is_absent(&self, at: usize, need: &Need) -> bool {
         let candidates = self.groups.get(at).into_iter().flat_map(|group| &group.model.candidates);
-        candidates.filter_map(move |candidate| {
-            let provider = self.fleet.provider(&candidate.provider)?;
-            let wire = provider.wire(need.wire)?;
-            let limits = provider.online?.limits;
-            let ever_fits = match need.class {
-                WorkClass::Normal => limits.capacity > 0,
-                WorkClass::Long => limits.long > 0,
-            };
-            ever_fits.then_some((candidate, provider, wire))
+        let avoided = need.avoid.as_ref().filter(|avoid| !avoid.fallback).map(|avoid| &avoid.provider);
+        let mut candidates = candidates.filter(|candidate| Some(&candidate.provider) != avoided);
+        candidates.any(|candidate| {
+            let provider = self.fleet.provider(&candidate.provider);
+            provider.is_some_and(|provider| provider.enabled && provider.online.is_none())
         })
     }
 
-    fn is_eligible(&self, at: usize, need: Need) -> bool {
-        self.eligible(at, need).next().is_some()
-    }
-
-    /// Takes a place for an attempt, if the policy finds one.
-    fn place(&mut self, at: usize, need: Need, attempt: AttemptId, now: Instant) -> Option<Grant> {
+    /// Takes a place for an attempt, if there is one and the policy wants it. New work prefers Nodes that are no suspects
+    /// (FEN-7), even where it has to wait for them.
+    fn place(&mut self, at: usize, need: &Need, attempt: AttemptId, now: Instant) -> Option<Grant> {
         let entry = self.attempts.get(&attempt)?;
-        let (run_id, queued) = (entry.run_id, now.saturating_duration_since(entry.since));
-        let mut free = Vec::new();
-        for (candidate, provider, wire) in self.eligible(at, need) {
-            let counters = self.ledger.counters(&candidate.provider);
-            let Some(online) = provider.online.filter(|online| counters.has_place(need.class, online.limits)) else {
-                continue;
-            };
-            free.push((candidate, provider, wire, online, counters.in_use()));
+        let prefix = entry.wants.prefix;
+        let mut eligible = self.eligible(at, need);
+        let suspect = |eligible: &Eligible<'_>| eligible.provider.online.as_ref().is_some_and(|online| online.suspect);
+        if eligible.iter().any(|eligible| !suspect(eligible)) {
+            eligible.retain(|eligible| !suspect(eligible));
         }
-        let views: Vec<_> = free
-            .iter()
-            .map(|(candidate, provider, _, online, in_use)| FreeCandidate {
+        let group = self.groups.get(at)?;
+        let mut views = Vec::with_capacity(eligible.len());
+        eligible.retain(|eligible| {
+            let Eligible { position, candidate, provider, .. } = eligible;
+            let counters = self.ledger.counters(&provider.node, &candidate.provider);
+            let online = provider.online.as_ref().filter(|online| counters.has_place(need.class, online.limits));
+            let Some(online) = online.filter(|_| provider.wear.cooling(now).is_none()) else {
+                return false;
+            };
+            views.push(FreeCandidate {
                 provider: &candidate.provider,
-                in_use: *in_use,
+                in_use: counters.in_use(),
                 capacity: online.limits.capacity,
                 weight: candidate.weight,
+                penalty: provider.wear.penalty(now),
+                turn: group.turn(*position),
                 last_admission: provider.last_admission,
-            })
-            .collect();
-        let chosen = if views.is_empty() { None } else { self.policy.choose(&views) }?;
-        let (candidate, provider, wire, online, _) = free.get(chosen)?;
+            });
+            true
+        });
+        let request = SelectionRequest { prefix };
+        let chosen = match (views.is_empty(), group.model.strategy) {
+            (true, _) => None,
+            (false, Some(strategy)) => selection::policy(strategy).choose(request, &views),
+            (false, None) => self.policy.choose(request, &views),
+        }?;
+        let Eligible { position, candidate, wire, .. } = eligible.get(chosen)?;
+        let (position, candidate, wire) = (*position, (*candidate).clone(), *wire);
+        let grant = self.acquire(&candidate, wire, need.class, attempt, now)?;
+        if let Some(group) = self.groups.get_mut(at) {
+            group.took_turn(position);
+        }
+        Some(grant)
+    }
+
+    /// Claims a place of one provider.
+    fn acquire(
+        &mut self,
+        candidate: &Candidate,
+        wire: WireKind,
+        class: WorkClass,
+        attempt: AttemptId,
+        now: Instant,
+    ) -> Option<Grant> {
+        let entry = self.attempts.get(&attempt)?;
+        let (run_id, queued) = (entry.run_id, now.saturating_duration_since(entry.since));
+        let (caller, prompt_tokens) = (entry.wants.caller.clone(), entry.wants.prompt_tokens);
+        let provider = self.fleet.provider(&candidate.provider)?;
+        let online = provider.online.as_ref()?;
         let lease = CapacityLease {
             attempt,
             node: provider.node.clone(),
             generation: online.generation,
             provider: candidate.provider.clone(),
-            adapter: provider.config.adapter.clone(),
+            adapter: online.adapter.clone(),
             target: candidate.target.clone(),
-            class: need.class,
+            class,
             config_revision: self.catalog.revision(),
         };
         let grant = Grant {
@@ -155,39 +348,52 @@ impl EdgeState {
             provider: lease.provider.clone(),
             adapter: lease.adapter.clone(),
             target: lease.target.clone(),
-            wire: *wire,
-            class: need.class,
+            wire,
+            class,
             stall_timeout_ms: provider.config.response_stall_timeout_ms,
             queued,
         };
         let limits = online.limits;
         self.ledger.acquire(lease, limits).ok()?;
         self.fleet.admitted(&grant.provider);
+        self.clock.served(&caller, prompt_tokens);
         if let Some(entry) = self.attempts.get_mut(&attempt) {
             entry.stage = Stage::Reserved;
         }
         Some(grant)
     }
 
-    /// Gives free places to whoever may have them: highest priority first, then whoever came first, over all models.
+    /// Gives free places to whoever may have them, over all models: highest priority first, then whose turn it is, then who
+    /// came first; and every so often whoever came first of all.
     pub(super) fn pump(&mut self, now: Instant) {
         let mut stuck: Vec<(usize, Need)> = Vec::new();
         loop {
             let heads = (0..self.groups.len()).flat_map(|at| {
-                let heads = self.groups.get(at).into_iter().flat_map(|group| group.queue.heads());
-                heads.map(move |(need, position)| (position, at, need))
+                let heads = self.groups.get(at).into_iter().flat_map(|group| group.queue.heads(&self.clock));
+                heads.map(move |(need, rank, oldest)| (at, need, rank, oldest))
             });
-            let Some((position, at, need)) = heads.filter(|(_, at, need)| !stuck.contains(&(*at, *need))).min() else {
+            let open: Vec<_> =
+                heads.filter(|(at, need, ..)| !stuck.iter().any(|(a, n)| a == at && n == *need)).collect();
+            let Some((first_at, first_need, first, _)) = open.iter().min_by_key(|(.., rank, _)| *rank) else { return };
+            let Some((oldest_at, oldest_need, _, oldest)) = open.iter().min_by_key(|(.., oldest)| *oldest) else {
                 return;
             };
-            let attempt = position.attempt();
-            match self.place(at, need, attempt, now) {
+            let starving = self.passed_over >= STARVATION_GRANTS;
+            let (at, need, attempt) = if starving {
+                (*oldest_at, (*oldest_need).clone(), *oldest)
+            } else {
+                (*first_at, (*first_need).clone(), first.attempt)
+            };
+            let in_order = attempt == *oldest;
+            match self.place(at, &need, attempt, now) {
                 None => stuck.push((at, need)),
                 Some(grant) => {
+                    self.passed_over = if in_order { 0 } else { self.passed_over + 1 };
                     if let Some(group) = self.groups.get_mut(at) {
-                        group.queue.remove(need, position);
+                        group.queue.remove(&need, attempt);
                     }
                     self.timers.disarm(Timer::Queue(attempt));
+                    self.timers.disarm(Timer::Absence(attempt));
                     self.waited(attempt, WaitOutcome::Admitted, now);
                     self.effects.push_back(Effect::Granted(Box::new(grant)));
                 }
@@ -195,41 +401,101 @@ impl EdgeState {
         }
     }
 
-    /// Resolves every waiter again after providers went away: who has no candidate left ends now (FEN-2, FEN-3).
+    /// Resolves every waiter again after providers came, went or changed: who has no candidate left ends now, or once its
+    /// absence grace is over (FEN-2, FEN-3).
     pub(super) fn resolve_waiters(&mut self, now: Instant) {
         let mut hopeless = Vec::new();
         for at in 0..self.groups.len() {
             let Some(group) = self.groups.get(at) else { continue };
-            for (need, _) in group.queue.heads() {
-                if !self.is_eligible(at, need) {
-                    hopeless.extend(group.queue.line(need).map(Position::attempt));
+            let grace = group.model.absence_grace;
+            let needs: Vec<_> = group.queue.needs().cloned().collect();
+            for need in needs {
+                let (eligible, absent) = (self.is_eligible(at, &need), self.is_absent(at, &need));
+                let line: Vec<_> = self.groups.get(at).into_iter().flat_map(|group| group.queue.line(&need)).collect();
+                if eligible && !grace.is_zero() {
+                    line.iter().for_each(|attempt| self.timers.disarm(Timer::Absence(*attempt)));
+                } else if !eligible && absent && !grace.is_zero() {
+                    line.iter().for_each(|attempt| self.timers.arm_once(Timer::Absence(*attempt), now + grace));
+                } else if !eligible {
+                    hopeless.extend(line);
                 }
             }
         }
-        hopeless.sort_unstable_by_key(|attempt| Reverse(*attempt));
-        while let Some(attempt) = hopeless.pop() {
+        hopeless.sort_unstable();
+        for attempt in hopeless {
             self.refuse(attempt, SubmitError::Unavailable, WaitOutcome::Unavailable, now);
         }
         self.pump(now);
     }
 
+    /// What providers offer has changed: models that come from it, and the line of every waiter.
+    pub(super) fn offers_changed(&mut self, now: Instant) {
+        if self.catalog.models_auto() {
+            self.regroup(now);
+        } else {
+            self.requeue(now);
+        }
+    }
+
+    /// What models are has changed.
+    pub(super) fn regroup(&mut self, now: Instant) {
+        for orphan in self.groups.apply(&self.catalog, &self.fleet) {
+            self.refuse(orphan, SubmitError::Unavailable, WaitOutcome::Unavailable, now);
+        }
+        self.requeue(now);
+    }
+
+    /// Sorts every waiter into its line again, and looks who can be placed.
+    fn requeue(&mut self, now: Instant) {
+        for at in 0..self.groups.len() {
+            let Some(group) = self.groups.get_mut(at).filter(|group| group.queue.len() > 0) else { continue };
+            for ticket in group.queue.take_all() {
+                let attempt = ticket.attempt;
+                let Some(need) = self.attempts.get(&attempt).map(|entry| self.need(at, &entry.wants)) else { continue };
+                if let Some(entry) = self.attempts.get_mut(&attempt) {
+                    entry.stage = Stage::Waiting(need.clone());
+                }
+                // They waited before: a bound that is lower now refuses new ones only.
+                if let Some(group) = self.groups.get_mut(at) {
+                    group.queue.push(need, ticket, usize::MAX);
+                }
+            }
+        }
+        self.resolve_waiters(now);
+    }
+
+    /// A waiter's provider did not return in time.
+    pub(super) fn absence_over(&mut self, attempt: AttemptId, now: Instant) {
+        let Some((Stage::Waiting(need), Some(model))) =
+            self.attempts.get(&attempt).map(|entry| (entry.stage.clone(), entry.wants.model.clone()))
+        else {
+            return;
+        };
+        if self.groups.find(&model).is_none_or(|at| !self.is_eligible(at, &need)) {
+            self.refuse(attempt, SubmitError::Unavailable, WaitOutcome::Unavailable, now);
+        }
+    }
+
     fn waited(&mut self, attempt: AttemptId, outcome: WaitOutcome, now: Instant) {
-        if let Some(entry) = self.attempts.get(&attempt) {
-            let (model, wait) = (entry.model.clone(), now.saturating_duration_since(entry.since));
+        let entry = self.attempts.get(&attempt);
+        if let Some((model, since)) = entry.and_then(|entry| Some((entry.wants.model.clone()?, entry.since))) {
+            let wait = now.saturating_duration_since(since);
             self.effects.push_back(Effect::Observe(Observation::Waited { model, wait, outcome }));
         }
     }
 
     /// Takes a waiter out of its queue. False if the attempt does not wait.
-    fn unqueue(&mut self, attempt: AttemptId, outcome: WaitOutcome, now: Instant) -> bool {
-        let Some((Stage::Waiting(need, position), model)) =
-            self.attempts.get(&attempt).map(|entry| (entry.stage, entry.model.clone()))
+    pub(super) fn unqueue(&mut self, attempt: AttemptId, outcome: WaitOutcome, now: Instant) -> bool {
+        let Some((Stage::Waiting(need), model)) =
+            self.attempts.get(&attempt).map(|entry| (entry.stage.clone(), entry.wants.model.clone()))
         else {
             return false;
         };
-        // A model that is no longer listed took its queue with it.
-        if let Some(group) = self.groups.find(&model).and_then(|at| self.groups.get_mut(at)) {
-            group.queue.remove(need, position);
+        // A model that is gone took its queue with it.
+        if let Some(group) =
+            model.and_then(|model: ModelName| self.groups.find(&model)).and_then(|at| self.groups.get_mut(at))
+        {
+            group.queue.remove(&need, attempt);
         }
         self.waited(attempt, outcome, now);
         self.forget(attempt);
@@ -240,121 +506,6 @@ impl EdgeState {
     pub(super) fn refuse(&mut self, attempt: AttemptId, error: SubmitError, outcome: WaitOutcome, now: Instant) {
         if self.unqueue(attempt, outcome, now) {
             self.effects.push_back(Effect::Refused { attempt, error });
-        }
-    }
-
-    /// Takes a reserved attempt's place away; its owner learns it at `dispatch`.
-    pub(super) fn give_up(&mut self, attempt: AttemptId, end: PreSendEnd, now: Instant) {
-        if let Some(entry) = self.attempts.get_mut(&attempt) {
-            entry.stage = Stage::Over(end);
-            self.timers.disarm_attempt(attempt);
-            self.release(attempt, ReleaseCause::Abandoned);
-            self.pump(now);
-        }
-    }
-
-    /// The pre-send fence (FEN-8): the connection to hand the request to, in the same critical section, or why nothing may
-    /// be sent. After an error the attempt is gone.
-    pub(crate) fn dispatch(&mut self, attempt: AttemptId, now: Instant) -> Result<ConnectionId, PreSendEnd> {
-        self.handle_timeout(now);
-        match self.attempts.get(&attempt).map(|entry| entry.stage) {
-            Some(Stage::Reserved) => {}
-            Some(Stage::Over(end)) => {
-                self.forget(attempt);
-                return Err(end);
-            }
-            Some(Stage::Waiting(..) | Stage::Dispatched | Stage::Cancelling) | None => {
-                return Err(PreSendEnd::Cancelled);
-            }
-        }
-        let lease = self.ledger.lease(attempt);
-        let connection = lease.and_then(|lease| self.registry.dispatchable(&lease.node, lease.generation));
-        let Some(connection) = connection else {
-            self.forget(attempt);
-            self.release(attempt, ReleaseCause::SendFailed);
-            self.pump(now);
-            return Err(PreSendEnd::Disconnected);
-        };
-        if let Some(entry) = self.attempts.get_mut(&attempt) {
-            entry.stage = Stage::Dispatched;
-        }
-        Ok(connection)
-    }
-
-    /// The generation a connection's messages are judged by (FEN-1).
-    pub(crate) fn generation(&self, connection: ConnectionId) -> Option<Generation> {
-        self.registry.generation(connection)
-    }
-
-    /// A terminal came from the Node, on a connection of this generation. True if it freed a place; anything else is late
-    /// and changes nothing (FEN-4, W11).
-    pub(crate) fn handle_terminal(&mut self, attempt: AttemptId, generation: Generation, now: Instant) -> bool {
-        self.handle_timeout(now);
-        if self.ledger.lease(attempt).is_none_or(|lease| lease.generation != generation) {
-            return false;
-        }
-        self.finish(attempt, ReleaseCause::Terminal, now)
-    }
-
-    /// The request of a dispatched attempt was taken back before it was written (WIR-9).
-    pub(crate) fn handle_withdrawn(&mut self, attempt: AttemptId, now: Instant) -> bool {
-        self.finish(attempt, ReleaseCause::SendFailed, now)
-    }
-
-    fn finish(&mut self, attempt: AttemptId, cause: ReleaseCause, now: Instant) -> bool {
-        match self.attempts.get(&attempt).map(|entry| entry.stage) {
-            Some(Stage::Dispatched | Stage::Cancelling) => {}
-            Some(Stage::Waiting(..) | Stage::Reserved | Stage::Over(_)) | None => return false,
-        }
-        self.forget(attempt);
-        let released = self.release(attempt, cause);
-        self.pump(now);
-        released
-    }
-
-    /// The attempt of a run.
-    pub(crate) fn attempt(&self, run_id: RunId) -> Option<AttemptId> {
-        self.runs.get(&run_id).copied()
-    }
-
-    /// Ends an attempt for its client. The place of a dispatched one stays taken until the Node's terminal (LEA-6).
-    pub(crate) fn cancel(&mut self, attempt: AttemptId, now: Instant) -> CancelReached {
-        self.handle_timeout(now);
-        match self.attempts.get_mut(&attempt).map(|entry| &mut entry.stage) {
-            Some(Stage::Waiting(..)) => {
-                self.refuse(attempt, SubmitError::Cancelled, WaitOutcome::Cancelled, now);
-                CancelReached::Unsent
-            }
-            Some(Stage::Reserved) => {
-                self.give_up(attempt, PreSendEnd::Cancelled, now);
-                CancelReached::Unsent
-            }
-            Some(stage @ Stage::Dispatched) => {
-                *stage = Stage::Cancelling;
-                self.timers.disarm_attempt(attempt);
-                self.timers.arm(Timer::CancelGrace(attempt), now + CANCEL_GRACE);
-                CancelReached::Dispatched
-            }
-            Some(Stage::Cancelling | Stage::Over(_)) | None => CancelReached::Nothing,
-        }
-    }
-
-    /// The owner of an attempt that was not dispatched is gone: removes the waiter, or gives the place back (LEA-7).
-    pub(crate) fn abandon(&mut self, attempt: AttemptId, now: Instant) {
-        self.handle_timeout(now);
-        match self.attempts.get(&attempt).map(|entry| entry.stage) {
-            Some(Stage::Waiting(..)) => {
-                self.unqueue(attempt, WaitOutcome::Cancelled, now);
-            }
-            Some(Stage::Reserved) => {
-                self.forget(attempt);
-                self.release(attempt, ReleaseCause::Abandoned);
-                self.pump(now);
-            }
-            Some(Stage::Over(_)) => {
-                self.forget(attempt);
-            }
-            Some(Stage::Dispatched | Stage::Cancelling) | None => {}
         }
     }
 }

@@ -70,6 +70,43 @@ pub enum EdgeNodeEvent {
         /// Why.
         code: CloseCode,
     },
+    /// A ready Node left a question unanswered: new work prefers others (FEN-7).
+    Suspected {
+        /// The Node.
+        node: NodeId,
+        /// Its generation.
+        generation: Generation,
+    },
+    /// A suspect was heard of again.
+    Trusted {
+        /// The Node.
+        node: NodeId,
+        /// Its generation.
+        generation: Generation,
+    },
+    /// An operator took the Node out of service, or put it back.
+    InService {
+        /// The Node.
+        node: NodeId,
+        /// False: nothing new is sent to it.
+        on: bool,
+    },
+    /// A ready Node has a new config in force (REG-7).
+    ConfigApplied {
+        /// The Node.
+        node: NodeId,
+        /// The config's revision.
+        revision: u64,
+    },
+    /// A ready Node keeps its config: it could not put the new one into force (REG-7).
+    ConfigRefused {
+        /// The Node.
+        node: NodeId,
+        /// The refused config's revision.
+        revision: u64,
+        /// Why, in the Node's words.
+        error: String,
+    },
     /// A registration was refused (REG-4).
     Refused {
         /// The Node, if the token named one.
@@ -98,6 +135,11 @@ pub(crate) enum Effect {
     Refused { attempt: AttemptId, error: SubmitError },
     /// The Node of a dispatched run is gone: end the run as `disconnected`. Its place is free already.
     Disconnected { attempt: AttemptId },
+    /// A dispatched run should have had its receipt by now: look, and if there is none call `receipt_missing`, or, if its Node
+    /// has `answered` a later ping, end it as `dispatch_unacknowledged` (WIR-14).
+    CheckReceipt { attempt: AttemptId, answered: bool },
+    /// The Node of a cancelled run has not said in time that it stopped: whoever still waits for that waits no longer.
+    Quarantined { attempt: AttemptId },
     /// The deadline of a dispatched run passed: end it as `edge_deadline` and cancel it.
     Overdue { attempt: AttemptId },
     /// Publish on the bus.

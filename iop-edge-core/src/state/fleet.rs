@@ -2,19 +2,24 @@
 
 use std::collections::HashMap;
 
-use iop_execution::{ModelName, NodeId, ProviderId};
+use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, Target};
 use iop_wire::{ProviderConfig, ProviderReady, ReadyTarget, WireMode};
 
 use crate::api::WireKind;
 use crate::catalog::{Candidate, Catalog, DEFAULT_CAPACITY, ModelGroup};
-use crate::state::id::Generation;
+use crate::state::id::{Generation, ProviderKey};
 use crate::state::ledger::PlaceLimits;
+use crate::state::wear::Wear;
 
 /// What a provider is while its Node is ready.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Online {
     pub(crate) generation: Generation,
     pub(crate) limits: PlaceLimits,
+    /// The key under which its Node has it, which a config that is not in force there yet may name differently.
+    pub(crate) adapter: AdapterKey,
+    /// The Node left a question unanswered (FEN-7).
+    pub(crate) suspect: bool,
     draining: bool,
     runs: bool,
     tunnels: bool,
@@ -23,21 +28,26 @@ pub(crate) struct Online {
 /// One configured provider.
 #[derive(Debug)]
 pub(crate) struct ProviderState {
+    /// Names it in timers: given once, never again.
+    pub(crate) key: ProviderKey,
     pub(crate) node: NodeId,
     pub(crate) config: ProviderConfig,
     pub(crate) enabled: bool,
+    /// False: an operator took its Node out of service.
+    pub(crate) in_service: bool,
     pub(crate) online: Option<Online>,
-    /// What it listed when it was ready last. Kept while it is offline, so that public names do not come and go.
+    /// What it listed when it said so last. Kept while it is offline, so that public names do not come and go.
     pub(crate) listed: Vec<ReadyTarget>,
     pub(crate) tools: bool,
     pub(crate) reasoning: bool,
     pub(crate) last_admission: u64,
+    pub(crate) wear: Wear,
 }
 
 impl ProviderState {
     /// How it would serve a request that insists on `wanted`; `None` = not now (SEL-3).
     pub(crate) fn wire(&self, wanted: Option<WireKind>) -> Option<WireKind> {
-        let online = self.online.filter(|online| self.enabled && !online.draining)?;
+        let online = self.online.as_ref().filter(|online| self.enabled && self.in_service && !online.draining)?;
         let tunnels = match self.config.wire {
             WireMode::Auto => online.tunnels,
             WireMode::Run => false,
@@ -51,18 +61,48 @@ impl ProviderState {
         }
     }
 
+    /// Known context length of a target; 0 = not known.
+    pub(crate) fn context(&self, target: &Target) -> u64 {
+        let listed = self.listed.iter().find(|listed| listed.target == *target);
+        listed.map_or(0, |listed| listed.context_length)
+    }
+
     fn limits(&self, reported: u32) -> PlaceLimits {
         let known = [self.config.capacity, reported].into_iter().filter(|places| *places != 0).min();
         let capacity = known.unwrap_or(DEFAULT_CAPACITY);
         let long = if self.config.long_capacity == 0 { capacity } else { self.config.long_capacity.min(capacity) };
         PlaceLimits { capacity, long }
     }
+
+    /// What its Node says of it.
+    fn report(&mut self, adapter: AdapterKey, generation: Generation, report: ProviderReady) {
+        let limits = self.limits(report.max_concurrency);
+        let (runs, tunnels) = (report.runs, report.tunnels);
+        let (draining, suspect) = match self.online.take() {
+            Some(online) if online.generation == generation => (online.draining, online.suspect),
+            Some(_) | None => (false, false),
+        };
+        self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels });
+        (self.tools, self.reasoning, self.listed) = (report.tools, report.reasoning, report.targets);
+    }
 }
 
-/// A Ready that names a provider its Node does not have, or one twice (W10).
+/// A report that names a provider its Node does not have, or one twice (W10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the node reported a provider it does not have")]
 pub(crate) struct ForeignProvider;
+
+/// Checks what a Node reports against the config it has in force.
+pub(crate) fn check(in_force: &[ProviderConfig], reports: &[ProviderReady]) -> Result<(), ForeignProvider> {
+    for (at, report) in reports.iter().enumerate() {
+        let known = in_force.iter().any(|config| config.provider_id == report.provider_id);
+        let earlier = reports.iter().take(at).any(|other| other.provider_id == report.provider_id);
+        if !known || earlier {
+            return Err(ForeignProvider);
+        }
+    }
+    Ok(())
+}
 
 /// All configured providers, in config order.
 #[derive(Debug)]
@@ -70,27 +110,61 @@ pub(crate) struct Fleet {
     providers: Vec<ProviderState>,
     index: HashMap<ProviderId, usize>,
     admissions: u64,
+    last_key: u64,
 }
 
 impl Fleet {
     pub(crate) fn new(catalog: &Catalog) -> Self {
-        let providers: Vec<_> = catalog
-            .nodes()
-            .iter()
-            .flat_map(|node| node.providers.iter().map(move |entry| (node, entry)))
-            .map(|(node, entry)| ProviderState {
-                node: node.id.clone(),
-                config: entry.config.clone(),
-                enabled: node.enabled && entry.enabled,
-                online: None,
-                listed: Vec::new(),
-                tools: false,
-                reasoning: false,
-                last_admission: 0,
-            })
-            .collect();
-        let index = providers.iter().enumerate().map(|(at, state)| (state.config.provider_id.clone(), at)).collect();
-        Self { providers, index, admissions: 0 }
+        let mut this = Self { providers: Vec::new(), index: HashMap::new(), admissions: 0, last_key: 0 };
+        this.apply(catalog);
+        this
+    }
+
+    /// Takes over a config. A provider that stays on its Node keeps what is known of it; it is offered under what its Node
+    /// has in force until that says something else, with no more places than both configs allow (REG-7).
+    pub(crate) fn apply(&mut self, catalog: &Catalog) {
+        let mut old: HashMap<ProviderId, ProviderState> =
+            self.providers.drain(..).map(|state| (state.config.provider_id.clone(), state)).collect();
+        for node in catalog.nodes() {
+            for entry in &node.providers {
+                let enabled = node.enabled && entry.enabled;
+                let state = match old.remove(&entry.config.provider_id).filter(|old| old.node == node.id) {
+                    Some(mut state) => {
+                        state.config = entry.config.clone();
+                        state.enabled = enabled;
+                        if !enabled {
+                            state.online = None;
+                        }
+                        if let Some(before) = state.online.as_ref().map(|online| online.limits) {
+                            let PlaceLimits { capacity, long } = state.limits(before.capacity);
+                            if let Some(online) = &mut state.online {
+                                online.limits = PlaceLimits { capacity, long: long.min(before.long) };
+                            }
+                        }
+                        state
+                    }
+                    None => {
+                        self.last_key += 1;
+                        ProviderState {
+                            key: ProviderKey(self.last_key),
+                            node: node.id.clone(),
+                            config: entry.config.clone(),
+                            enabled,
+                            in_service: true,
+                            online: None,
+                            listed: Vec::new(),
+                            tools: false,
+                            reasoning: false,
+                            last_admission: 0,
+                            wear: Wear::default(),
+                        }
+                    }
+                };
+                self.providers.push(state);
+            }
+        }
+        let ids = self.providers.iter().enumerate();
+        self.index = ids.map(|(at, state)| (state.config.provider_id.clone(), at)).collect();
     }
 
     pub(crate) fn provider(&self, id: &ProviderId) -> Option<&ProviderState> {
@@ -104,77 +178,82 @@ impl Fleet {
     /// Counts an admission.
     pub(crate) fn admitted(&mut self, id: &ProviderId) {
         self.admissions += 1;
-        if let Some(state) = self.index.get(id).and_then(|at| self.providers.get_mut(*at)) {
-            state.last_admission = self.admissions;
+        let admissions = self.admissions;
+        if let Some(state) = self.provider_mut(id) {
+            state.last_admission = admissions;
         }
     }
 
-    pub(crate) fn check(&self, node: &NodeId, ready: &[ProviderReady]) -> Result<(), ForeignProvider> {
-        for (at, report) in ready.iter().enumerate() {
-            let known = self.provider(&report.provider_id).is_some_and(|state| state.node == *node && state.enabled);
-            let earlier = ready.iter().take(at).any(|other| other.provider_id == report.provider_id);
-            if !known || earlier {
-                return Err(ForeignProvider);
+    /// What the providers of a Node offer under the config it has in force: when it became ready, after a config push, or
+    /// because that changed. One it does not report is offline.
+    pub(crate) fn offers(
+        &mut self,
+        node: &NodeId,
+        generation: Generation,
+        in_force: &[ProviderConfig],
+        reports: Vec<ProviderReady>,
+    ) {
+        let mut reports: HashMap<ProviderId, ProviderReady> =
+            reports.into_iter().map(|report| (report.provider_id.clone(), report)).collect();
+        for state in self.providers.iter_mut().filter(|state| state.node == *node && state.enabled) {
+            let adapter = in_force.iter().find(|config| config.provider_id == state.config.provider_id);
+            match reports.remove(&state.config.provider_id).zip(adapter) {
+                Some((report, config)) => state.report(config.adapter.clone(), generation, report),
+                None => state.online = None,
             }
-        }
-        Ok(())
-    }
-
-    /// The providers of a Node that became ready (REG-3). One it does not report stays offline.
-    pub(crate) fn activate(&mut self, node: &NodeId, generation: Generation, ready: Vec<ProviderReady>) {
-        for report in ready {
-            let Some(state) = self.index.get(&report.provider_id).and_then(|at| self.providers.get_mut(*at)) else {
-                continue;
-            };
-            if state.node != *node {
-                continue;
-            }
-            let limits = state.limits(report.max_concurrency);
-            let (runs, tunnels) = (report.runs, report.tunnels);
-            state.online = Some(Online { generation, limits, draining: false, runs, tunnels });
-            (state.tools, state.reasoning, state.listed) = (report.tools, report.reasoning, report.targets);
         }
     }
 
     pub(crate) fn drain(&mut self, generation: Generation) {
-        for online in self.providers.iter_mut().filter_map(|state| state.online.as_mut()) {
-            online.draining |= online.generation == generation;
-        }
+        self.online_of(generation).for_each(|online| online.draining = true);
+    }
+
+    /// Whether new work prefers other Nodes than this one (FEN-7).
+    pub(crate) fn suspect(&mut self, generation: Generation, suspect: bool) {
+        self.online_of(generation).for_each(|online| online.suspect = suspect);
+    }
+
+    fn online_of(&mut self, generation: Generation) -> impl Iterator<Item = &mut Online> {
+        let online = self.providers.iter_mut().filter_map(|state| state.online.as_mut());
+        online.filter(move |online| online.generation == generation)
+    }
+
+    /// An operator takes a Node out of service, or puts it back.
+    pub(crate) fn set_in_service(&mut self, node: &NodeId, on: bool) {
+        self.providers.iter_mut().filter(|state| state.node == *node).for_each(|state| state.in_service = on);
+    }
+
+    pub(crate) fn provider_mut(&mut self, id: &ProviderId) -> Option<&mut ProviderState> {
+        self.providers.get_mut(*self.index.get(id)?)
     }
 
     /// Takes exactly this generation's providers offline (FEN-2).
     pub(crate) fn fence(&mut self, generation: Generation) {
         for state in &mut self.providers {
-            state.online = state.online.filter(|online| online.generation != generation);
+            state.online.take_if(|online| online.generation == generation);
         }
     }
 
-    /// Models that come from what providers list: a target's own name, or `target@provider` where several list it. A
-    /// name that is `taken` by an explicit model is left to it.
+    /// Models that come from what providers list: one per target, served by all that list it (CFG-3). A name that is `taken`
+    /// by an explicit model is left to it.
     pub(crate) fn listed_models(&self, catalog: &Catalog, taken: impl Fn(&str) -> bool) -> Vec<ModelGroup> {
-        let listings = || {
-            let enabled = self.providers.iter().filter(|state| state.enabled);
-            enabled.flat_map(|state| state.listed.iter().map(move |listed| (state, &listed.target)))
-        };
-        let mut count: HashMap<&str, usize> = HashMap::new();
-        for (_, target) in listings() {
-            *count.entry(target.as_str()).or_default() += 1;
-        }
         let mut models: Vec<ModelGroup> = Vec::new();
-        for (state, target) in listings() {
-            let id = &state.config.provider_id;
-            let name = match count.get(target.as_str()) {
-                Some(1) => target.as_str().to_owned(),
-                Some(_) | None => format!("{target}@{id}"),
-            };
-            let Ok(public) = ModelName::new(&name) else {
-                continue; // too long with its suffix: can't be named, so it can't be asked for
-            };
-            if !taken(&name) && !models.iter().any(|model| model.name == public) {
-                let candidate = Candidate::new(id.clone(), target.clone());
-                let mut model = ModelGroup::new(public, vec![candidate], catalog.queue());
-                model.strategy = catalog.auto_strategy();
-                models.push(model);
+        let mut places: HashMap<&Target, usize> = HashMap::new();
+        for state in self.providers.iter().filter(|state| state.enabled) {
+            for target in state.listed.iter().map(|listed| &listed.target) {
+                let candidate = Candidate::new(state.config.provider_id.clone(), target.clone());
+                if let Some(model) = places.get(target).and_then(|at| models.get_mut(*at)) {
+                    if !model.candidates.contains(&candidate) {
+                        model.candidates.push(candidate);
+                    }
+                } else if !taken(target.as_str())
+                    && let Ok(name) = ModelName::new(target.as_str())
+                {
+                    places.insert(target, models.len());
+                    let mut model = ModelGroup::new(name, vec![candidate], catalog.queue());
+                    model.strategy = catalog.auto_strategy();
+                    models.push(model);
+                }
             }
         }
         models

@@ -9,15 +9,14 @@ use iop_wire::{
     RegisterRequest, RegisterResponse, Registered, ToNode,
 };
 
-use crate::api::SubmitError;
 use crate::catalog::NodeEntry;
 use crate::observe::{Observation, Refusal, Violation};
+use crate::state::EdgeState;
 use crate::state::effect::{EdgeNodeEvent, Effect};
 use crate::state::id::ConnectionId;
-use crate::state::registry::{Crowded, ReadyOutcome};
+use crate::state::registry::{Challenge, Claim, Crowded, Instance, ReadyOutcome};
 use crate::state::throttle::Source;
 use crate::state::timers::Timer;
-use crate::state::{EdgeState, WaitOutcome};
 use crate::token::{Token, TokenHash, TokenKind};
 
 /// Wait before a Node dials again that found its place taken (REG-4).
@@ -46,7 +45,8 @@ impl EdgeState {
 
     pub(crate) fn handle_hello(&mut self, connection: ConnectionId, hello: &Hello, now: Instant) {
         self.handle_timeout(now);
-        if self.registry.hello(connection).is_err() {
+        let instance = Instance { id: hello.instance_id, ordinal: hello.connection_ordinal };
+        if self.registry.hello(connection, instance).is_err() {
             return self.violation(connection, Violation::State, now);
         }
         let proto = hello.proto_max.min(PROTO_MAX);
@@ -78,27 +78,43 @@ impl EdgeState {
             return self.violation(connection, Violation::State, now);
         };
         let address = peer.address.map(|address| Source::Address(address.ip()));
-        let outcome = self.admit_node(connection, address, request, now);
-        if let Err((node, refusal, cause)) = outcome {
-            self.refused(node, refusal, cause);
-            let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms, outcome: Err(refusal) });
-            self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
-            return self.close(connection, CloseCode::Closed, refusal.retry_after, now);
-        }
-        if let Ok(registered) = outcome {
-            let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms, outcome: Ok(registered) });
-            self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
+        match self.admit_node(connection, address, request, edge_time_ms, now) {
+            Ok(None) => {}
+            Ok(Some(registered)) => self.registered(connection, edge_time_ms, registered),
+            Err((node, refusal, cause)) => self.turn_away(connection, edge_time_ms, node, refusal, cause, now),
         }
     }
 
-    /// Checks in the order that tells a stranger least, and claims last (REG-2).
+    fn registered(&mut self, connection: ConnectionId, edge_time_ms: u64, registered: Registered) {
+        let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms, outcome: Ok(registered) });
+        self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
+    }
+
+    fn turn_away(
+        &mut self,
+        connection: ConnectionId,
+        edge_time_ms: u64,
+        node: Option<NodeId>,
+        refusal: RegisterRefusal,
+        cause: Refusal,
+        now: Instant,
+    ) {
+        self.refused(node, refusal, cause);
+        let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms, outcome: Err(refusal) });
+        self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
+        self.close(connection, CloseCode::Closed, refusal.retry_after, now);
+    }
+
+    /// Checks in the order that tells a stranger least, and claims last (REG-2). `None` = it waits for the answer of the
+    /// Node's present connection.
     fn admit_node(
         &mut self,
         connection: ConnectionId,
         address: Option<Source>,
         request: &RegisterRequest,
+        edge_time_ms: u64,
         now: Instant,
-    ) -> Result<Registered, (Option<NodeId>, RegisterRefusal, Refusal)> {
+    ) -> Result<Option<Registered>, (Option<NodeId>, RegisterRefusal, Refusal)> {
         let refuse = |node, reason: RefusalReason, retry_after| {
             Err((node, RegisterRefusal { reason, retry_after }, Refusal::from(reason)))
         };
@@ -136,14 +152,75 @@ impl EdgeState {
         if !entry.enabled {
             return refuse(Some(node), RefusalReason::ConfigUnavailable, RETRY_UNAVAILABLE);
         }
-        let config = self.catalog.node_config(&entry);
-        match self.registry.claim(connection, node.clone(), config.revision, now) {
-            Err(_) => refuse(Some(node), RefusalReason::DuplicateConnection, RETRY_DUPLICATE),
-            Ok(ready_by) => {
-                self.timers.arm(Timer::Handshake(connection), ready_by);
-                Ok(Registered { node_id: node, config, trusted_lease_signers: Vec::new() })
+        if let Some(incumbent) = self.registry.owner(&node) {
+            if !self.registry.is_redial(incumbent, connection) {
+                let challenge = Challenge { node: node.clone(), edge_time_ms, since: now };
+                return if self.challenge(incumbent, connection, challenge, now) {
+                    Ok(None)
+                } else {
+                    refuse(Some(node), RefusalReason::DuplicateConnection, RETRY_DUPLICATE)
+                };
+            }
+            // The same process has dialled again, so it knows that the old connection is dead (REG-5).
+            self.close(incumbent, CloseCode::Superseded, Duration::ZERO, now);
+        }
+        match self.claim(connection, &entry, now) {
+            Some(registered) => Ok(Some(registered)),
+            None => refuse(Some(node), RefusalReason::DuplicateConnection, RETRY_DUPLICATE),
+        }
+    }
+
+    fn claim(&mut self, connection: ConnectionId, entry: &NodeEntry, now: Instant) -> Option<Registered> {
+        let config = self.catalog.node_config(entry);
+        let ready_by = self.registry.claim(connection, entry.id.clone(), config.clone(), now).ok()?;
+        self.timers.arm(Timer::Handshake(connection), ready_by);
+        Some(Registered { node_id: entry.id.clone(), config, trusted_lease_signers: Vec::new() })
+    }
+
+    /// The Node's present connection has not answered: it is dead (REG-5).
+    pub(super) fn challenge_over(&mut self, newcomer: ConnectionId, now: Instant) {
+        let Some(node) = self.registry.challenging(newcomer).map(|challenge| challenge.node.clone()) else { return };
+        match self.registry.owner(&node) {
+            // Its end admits who waits for it.
+            Some(incumbent) => self.close(incumbent, CloseCode::Superseded, Duration::ZERO, now),
+            None => self.admit_challenger(&node, now),
+        }
+    }
+
+    /// The Node's present connection is alive: whoever wanted its place can't have it now (REG-5).
+    pub(super) fn refuse_challenger(&mut self, newcomer: ConnectionId, now: Instant) {
+        let Some(challenge) = self.registry.challenging(newcomer).cloned() else { return };
+        let reason = RefusalReason::DuplicateConnection;
+        let refusal = RegisterRefusal { reason, retry_after: RETRY_DUPLICATE };
+        let edge_time_ms = challenge.edge_time_ms(now);
+        self.turn_away(newcomer, edge_time_ms, Some(challenge.node), refusal, reason.into(), now);
+    }
+
+    /// A Node's place became free: whoever waits for it may have it.
+    pub(super) fn admit_challenger(&mut self, node: &NodeId, now: Instant) {
+        let Some((newcomer, challenge)) = self.registry.challenger(node) else { return };
+        let edge_time_ms = challenge.edge_time_ms(now);
+        self.timers.disarm(Timer::Challenge(newcomer));
+        let entry = self.catalog.nodes().iter().find(|entry| entry.id == *node && entry.enabled).cloned();
+        let reason = if self.shutting_down { RefusalReason::Draining } else { RefusalReason::ConfigUnavailable };
+        let registered = entry.filter(|_| !self.shutting_down).and_then(|entry| self.claim(newcomer, &entry, now));
+        match registered {
+            Some(registered) => self.registered(newcomer, edge_time_ms, registered),
+            None => {
+                let refusal = RegisterRefusal { reason, retry_after: RETRY_UNAVAILABLE };
+                self.turn_away(newcomer, edge_time_ms, Some(node.clone()), refusal, reason.into(), now);
             }
         }
+    }
+
+    /// Which Node a ready connection is.
+    pub(crate) fn node_of(&self, connection: ConnectionId) -> Option<NodeId> {
+        self.registry.claim_of(connection).map(|claim| claim.node.clone())
+    }
+
+    /// How long a suspect may leave a ping unanswered before it loses its uncommitted requests (FEN-7).
+    pub(crate) fn suspicion_withdraw(&self) -> Option<Duration> {
+        self.catalog.suspicion_withdraw()
     }
 
     fn refused(&mut self, node: Option<NodeId>, answer: RegisterRefusal, reason: Refusal) {
@@ -161,9 +238,7 @@ impl EdgeState {
     /// out before the dispatches, because it is a control message and the effects are carried out in one step.
     pub(crate) fn handle_ready(&mut self, connection: ConnectionId, request: NodeReadyRequest, now: Instant) {
         self.handle_timeout(now);
-        let foreign = self.fleet.check(&request.node_id, &request.providers).is_err();
-        let revision = if foreign { u64::MAX } else { request.config_revision };
-        let Ok((outcome, lease_generation)) = self.registry.ready(connection, &request.node_id, revision) else {
+        let Ok((outcome, lease_generation)) = self.registry.ready(connection, &request) else {
             return self.violation(connection, Violation::State, now);
         };
         let ready = match outcome {
@@ -171,14 +246,9 @@ impl EdgeState {
             ReadyOutcome::Again => true,
             ReadyOutcome::First(claim) => {
                 self.timers.disarm(Timer::Handshake(connection));
-                self.fleet.activate(&claim.node, claim.generation, request.providers);
-                if self.catalog.models_auto() {
-                    for orphan in self.groups.relist(&self.catalog, &self.fleet) {
-                        self.refuse(orphan, SubmitError::Unavailable, WaitOutcome::Unavailable, now);
-                    }
-                }
-                self.pump(now);
-                let (node, generation) = (claim.node, claim.generation);
+                let Claim { node, generation, in_force } = claim;
+                self.fleet.offers(&node, generation, &in_force.providers, request.providers);
+                self.offers_changed(now);
                 self.effects.push_back(Effect::Publish(EdgeNodeEvent::Connected { node, generation }));
                 true
             }
@@ -186,7 +256,10 @@ impl EdgeState {
         let lease_generation = if ready { lease_generation } else { 0 };
         let message = ToNode::ReadyResponse(NodeReadyResponse { ready, lease_generation });
         self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
-        if !ready {
+        if ready {
+            // The config may have changed since it registered.
+            self.push_config(connection);
+        } else {
             self.violation(connection, Violation::Ready, now);
         }
     }

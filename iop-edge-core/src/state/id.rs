@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+/// One configured provider on one Node, over changes of the config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ProviderKey(pub(crate) u64);
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*

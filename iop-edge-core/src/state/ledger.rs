@@ -120,11 +120,14 @@ pub trait CapacityLedger: fmt::Debug + Send {
     /// Marks a place as taken by work nobody hears of any more. False if the attempt holds nothing or is marked already.
     fn quarantine(&mut self, attempt: AttemptId) -> bool;
 
+    /// True if the attempt's place is marked that way.
+    fn is_quarantined(&self, attempt: AttemptId) -> bool;
+
     /// The lease of an attempt.
     fn lease(&self, attempt: AttemptId) -> Option<&CapacityLease>;
 
-    /// Places of a provider that are taken.
-    fn counters(&self, provider: &ProviderId) -> PlaceCounters;
+    /// Places of a provider on a Node that are taken.
+    fn counters(&self, node: &NodeId, provider: &ProviderId) -> PlaceCounters;
 
     /// Releases that found nothing.
     fn late_releases(&self) -> u64;
@@ -140,16 +143,19 @@ struct Record {
 #[derive(Debug, Default)]
 pub struct Ledger {
     records: BTreeMap<AttemptId, Record>,
-    counters: BTreeMap<ProviderId, PlaceCounters>,
+    /// Per provider and Node: one that moved to another Node has places of both until the old work is over (LEA-1). Without
+    /// an entry all are 0.
+    counters: BTreeMap<(ProviderId, NodeId), PlaceCounters>,
     late: u64,
 }
 
 impl CapacityLedger for Ledger {
     fn acquire(&mut self, lease: CapacityLease, limits: PlaceLimits) -> Result<(), AtCapacity> {
-        let counters = self.counters.entry(lease.provider.clone()).or_default();
-        if !counters.has_place(lease.class, limits) || self.records.contains_key(&lease.attempt) {
+        let fits = self.counters(&lease.node, &lease.provider).has_place(lease.class, limits);
+        if !fits || self.records.contains_key(&lease.attempt) {
             return Err(AtCapacity);
         }
+        let counters = self.counters.entry((lease.provider.clone(), lease.node.clone())).or_default();
         *class_counter(counters, lease.class) += 1;
         self.records.insert(lease.attempt, Record { lease, quarantined: false });
         Ok(())
@@ -160,11 +166,15 @@ impl CapacityLedger for Ledger {
             self.late += 1;
             return None;
         };
-        if let Some(counters) = self.counters.get_mut(&record.lease.provider) {
+        let resource = (record.lease.provider.clone(), record.lease.node.clone());
+        if let Some(counters) = self.counters.get_mut(&resource) {
             let counter = class_counter(counters, record.lease.class);
             debug_assert!(*counter > 0, "a counter went below zero");
             *counter = counter.saturating_sub(1);
             counters.quarantined = counters.quarantined.saturating_sub(u32::from(record.quarantined));
+            if *counters == PlaceCounters::default() {
+                self.counters.remove(&resource);
+            }
         }
         Some(record.lease)
     }
@@ -179,18 +189,23 @@ impl CapacityLedger for Ledger {
             return false;
         };
         let newly = !std::mem::replace(&mut record.quarantined, true);
-        if newly && let Some(counters) = self.counters.get_mut(&record.lease.provider) {
+        let resource = (record.lease.provider.clone(), record.lease.node.clone());
+        if newly && let Some(counters) = self.counters.get_mut(&resource) {
             counters.quarantined += 1;
         }
         newly
+    }
+
+    fn is_quarantined(&self, attempt: AttemptId) -> bool {
+        self.records.get(&attempt).is_some_and(|record| record.quarantined)
     }
 
     fn lease(&self, attempt: AttemptId) -> Option<&CapacityLease> {
         self.records.get(&attempt).map(|record| &record.lease)
     }
 
-    fn counters(&self, provider: &ProviderId) -> PlaceCounters {
-        self.counters.get(provider).copied().unwrap_or_default()
+    fn counters(&self, node: &NodeId, provider: &ProviderId) -> PlaceCounters {
+        self.counters.get(&(provider.clone(), node.clone())).copied().unwrap_or_default()
     }
 
     fn late_releases(&self) -> u64 {

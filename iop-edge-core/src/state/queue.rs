@@ -1,85 +1,156 @@
-//! Decides in which order requests wait for a place: bounded, higher priority first, first come first served within one.
+//! Decides in which order requests wait for a place: bounded, higher priority first, then whose turn it is among the
+//! callers, first come first served within one caller.
 //!
 //! Requests of one model that need the same kind of place form one line; lines of different kinds do not block each
 //! other (a long request at the head must not hold back a short one that has a place).
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use iop_execution::{Principal, ProviderId};
+
 use crate::api::WireKind;
+use crate::state::fair::{FairClock, Turn};
 use crate::state::id::AttemptId;
 use crate::state::ledger::WorkClass;
 
 /// What kind of place a request needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Need {
     /// The class of its place.
     pub(crate) class: WorkClass,
     /// The wire it insists on; none = whatever the provider is used by (SEL-3).
     pub(crate) wire: Option<WireKind>,
+    /// The largest known context among the model's candidates that is too small for it; 0 = none is. Requests between the
+    /// same two context lengths need the same.
+    pub(crate) too_small: u64,
+    /// A provider it would rather not have again (SEL-2).
+    pub(crate) avoid: Option<Avoid>,
 }
 
-/// Where a request stands in its line: smaller is earlier. Ordered over all models of an Edge.
+/// A provider that any other eligible one is preferred to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Avoid {
+    pub(crate) provider: ProviderId,
+    /// It may be chosen when there is no other.
+    pub(crate) fallback: bool,
+}
+
+/// A request that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    pub(crate) attempt: AttemptId,
+    pub(crate) priority: i8,
+    pub(crate) caller: Option<Principal>,
+    pub(crate) since: Instant,
+}
+
+/// How the first of a line compares with the first of another: smaller goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Position {
+pub(crate) struct Rank {
     priority: Reverse<i8>,
-    arrival: AttemptId,
+    turn: Turn,
+    /// The request. The one that came first goes first among equals.
+    pub(crate) attempt: AttemptId,
 }
 
-impl Position {
-    pub(crate) const fn new(priority: i8, arrival: AttemptId) -> Self {
-        Self { priority: Reverse(priority), arrival }
+#[derive(Debug, Default)]
+struct Line {
+    tickets: BTreeMap<AttemptId, Ticket>,
+    turns: BTreeMap<Reverse<i8>, BTreeMap<Option<Principal>, BTreeSet<AttemptId>>>,
+}
+
+impl Line {
+    fn push(&mut self, ticket: Ticket) -> bool {
+        let callers = self.turns.entry(Reverse(ticket.priority)).or_default();
+        callers.entry(ticket.caller.clone()).or_default().insert(ticket.attempt);
+        self.tickets.insert(ticket.attempt, ticket).is_none()
     }
 
-    /// The request that stands there.
-    pub(crate) const fn attempt(self) -> AttemptId {
-        self.arrival
+    fn remove(&mut self, attempt: AttemptId) -> Option<Ticket> {
+        let ticket = self.tickets.remove(&attempt)?;
+        let priority = Reverse(ticket.priority);
+        if let Some(callers) = self.turns.get_mut(&priority) {
+            if let Some(own) = callers.get_mut(&ticket.caller) {
+                own.remove(&attempt);
+                if own.is_empty() {
+                    callers.remove(&ticket.caller);
+                }
+            }
+            if callers.is_empty() {
+                self.turns.remove(&priority);
+            }
+        }
+        Some(ticket)
+    }
+
+    fn head(&self, clock: &FairClock) -> Option<Rank> {
+        let (priority, callers) = self.turns.first_key_value()?;
+        let heads = callers.iter().filter_map(|(caller, own)| {
+            Some(Rank { priority: *priority, turn: clock.turn(caller), attempt: *own.first()? })
+        });
+        heads.min()
     }
 }
 
 /// The queue of one model.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
-    lines: BTreeMap<Need, BTreeMap<Position, Instant>>,
+    lines: BTreeMap<Need, Line>,
     waiting: usize,
 }
 
 impl WaitQueue {
     /// Lets a request wait unless `bound` wait already. True if it waits.
-    pub(crate) fn push(&mut self, need: Need, position: Position, since: Instant, bound: usize) -> bool {
+    pub(crate) fn push(&mut self, need: Need, ticket: Ticket, bound: usize) -> bool {
         if self.waiting >= bound {
             return false;
         }
-        if self.lines.entry(need).or_default().insert(position, since).is_none() {
+        if self.lines.entry(need).or_default().push(ticket) {
             self.waiting += 1;
         }
         true
     }
 
-    /// Takes a request out. False if it does not wait here.
-    pub(crate) fn remove(&mut self, need: Need, position: Position) -> bool {
-        let Some(line) = self.lines.get_mut(&need) else {
-            return false;
-        };
-        if line.remove(&position).is_none() {
-            return false;
-        }
+    /// Takes a request out. `None` = it does not wait here.
+    pub(crate) fn remove(&mut self, need: &Need, attempt: AttemptId) -> Option<Ticket> {
+        let line = self.lines.get_mut(need)?;
+        let ticket = line.remove(attempt)?;
         self.waiting -= 1;
-        if line.is_empty() {
-            self.lines.remove(&need);
+        if line.tickets.is_empty() {
+            self.lines.remove(need);
         }
-        true
+        Some(ticket)
     }
 
-    /// First of each line.
-    pub(crate) fn heads(&self) -> impl Iterator<Item = (Need, Position)> {
-        self.lines.iter().filter_map(|(need, line)| Some((*need, *line.first_key_value()?.0)))
+    /// First of each line, and who came first there.
+    pub(crate) fn heads(&self, clock: &FairClock) -> impl Iterator<Item = (&Need, Rank, AttemptId)> {
+        self.lines
+            .iter()
+            .filter_map(move |(need, line)| Some((need, line.head(clock)?, *line.tickets.first_key_value()?.0)))
     }
 
-    /// Everyone who needs such a place, first to last.
-    pub(crate) fn line(&self, need: Need) -> impl Iterator<Item = Position> {
-        self.lines.get(&need).into_iter().flat_map(|line| line.keys().copied())
+    /// The kinds of places that are waited for.
+    pub(crate) fn needs(&self) -> impl Iterator<Item = &Need> {
+        self.lines.keys()
+    }
+
+    /// Everyone who needs such a place, in order of arrival.
+    pub(crate) fn line(&self, need: &Need) -> impl Iterator<Item = AttemptId> {
+        self.lines.get(need).into_iter().flat_map(|line| line.tickets.keys().copied())
+    }
+
+    /// Everyone, in order of arrival within each line.
+    pub(crate) fn all(&self) -> impl Iterator<Item = AttemptId> {
+        self.lines.values().flat_map(|line| line.tickets.keys().copied())
+    }
+
+    /// Empties the queue.
+    pub(crate) fn take_all(&mut self) -> Vec<Ticket> {
+        self.waiting = 0;
+        let lines = std::mem::take(&mut self.lines);
+        lines.into_values().flat_map(|line| line.tickets.into_values()).collect()
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -88,7 +159,7 @@ impl WaitQueue {
 
     /// Since when the one who came first has waited.
     pub(crate) fn oldest(&self) -> Option<Instant> {
-        self.lines.values().flat_map(BTreeMap::values).min().copied()
+        self.lines.values().flat_map(|line| line.tickets.values()).map(|ticket| ticket.since).min()
     }
 }
 

@@ -3,8 +3,8 @@
 //! ```text
 //!                hello            claim                ready             drain
 //!  AwaitingHello ─────▶ AwaitingRegister ─────▶ AwaitingReady ─────▶ Ready ─────▶ Draining
-//!        │                    │                       │                │              │
-//!        └────────────────────┴───── close ───────────┴────────────────┴──────────────┘
+//!        │                    │      └▶ Challenging ─▲ │                │              │
+//!        └────────────────────┴──────── close ─────────┴────────────────┴──────────────┘
 //!                                      ▼
 //!                              gone (no entry)
 //! ```
@@ -14,13 +14,16 @@
 //! illegal one is a typed error (W2), never a panic. The registry checks no token and activates no provider.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use iop_execution::NodeId;
-use iop_wire::PeerIdentity;
 use iop_wire::limits::{READY_TIMEOUT, REGISTER_TIMEOUT};
+use iop_wire::{NodeConfigPayload, NodeReadyRequest, PeerIdentity};
 
+use crate::state::fleet;
 use crate::state::id::{ConnectionId, Generation};
+use crate::state::push::Push;
 
 /// Most connections that have not registered yet (REG-8).
 pub(crate) const MAX_UNREGISTERED: usize = 256;
@@ -45,14 +48,31 @@ pub(crate) struct Crowded;
 pub(crate) struct Claim {
     pub(crate) node: NodeId,
     pub(crate) generation: Generation,
-    /// Revision of the config that was sent with the acceptance.
-    pub(crate) revision: u64,
+    /// The config the Node has in force: that of the acceptance, then the last one it took.
+    pub(crate) in_force: Arc<NodeConfigPayload>,
+}
+
+/// A process, and which of its connections this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Instance {
+    pub(crate) id: [u8; 16],
+    pub(crate) ordinal: u64,
+}
+
+/// A connection that waits for the answer of the one whose place it wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Challenge {
+    pub(crate) node: NodeId,
+    /// What the Edge's wall clock said when it registered, in Unix milliseconds, and when that was.
+    pub(crate) edge_time_ms: u64,
+    pub(crate) since: Instant,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Phase {
     AwaitingHello,
     AwaitingRegister,
+    Challenging(Challenge),
     AwaitingReady(Claim),
     Ready(Claim),
     Draining(Claim),
@@ -61,7 +81,7 @@ enum Phase {
 impl Phase {
     const fn claim(&self) -> Option<&Claim> {
         match self {
-            Self::AwaitingHello | Self::AwaitingRegister => None,
+            Self::AwaitingHello | Self::AwaitingRegister | Self::Challenging(_) => None,
             Self::AwaitingReady(claim) | Self::Ready(claim) | Self::Draining(claim) => Some(claim),
         }
     }
@@ -71,7 +91,17 @@ impl Phase {
 struct Connection {
     phase: Phase,
     peer: PeerIdentity,
+    instance: Option<Instance>,
     lease_generation: u64,
+    push: Push,
+}
+
+impl Challenge {
+    /// What the Edge's wall clock says now.
+    pub(crate) fn edge_time_ms(&self, now: Instant) -> u64 {
+        let passed = now.saturating_duration_since(self.since).as_millis();
+        self.edge_time_ms.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
 }
 
 /// What a Ready did.
@@ -122,18 +152,26 @@ impl Registry {
         }
         self.last_connection += 1;
         let id = ConnectionId(self.last_connection);
-        self.connections.insert(id, Connection { phase: Phase::AwaitingHello, peer, lease_generation });
+        self.connections.insert(
+            id,
+            Connection { phase: Phase::AwaitingHello, peer, instance: None, lease_generation, push: Push::default() },
+        );
         Ok((id, now + REGISTER_TIMEOUT))
     }
 
-    pub(crate) fn hello(&mut self, id: ConnectionId) -> Result<(), Illegal> {
+    pub(crate) fn hello(&mut self, id: ConnectionId, instance: Instance) -> Result<(), Illegal> {
         let connection = self.connections.get_mut(&id).ok_or(Illegal)?;
         match connection.phase {
             Phase::AwaitingHello => {
                 connection.phase = Phase::AwaitingRegister;
+                connection.instance = Some(instance);
                 Ok(())
             }
-            Phase::AwaitingRegister | Phase::AwaitingReady(_) | Phase::Ready(_) | Phase::Draining(_) => Err(Illegal),
+            Phase::AwaitingRegister
+            | Phase::Challenging(_)
+            | Phase::AwaitingReady(_)
+            | Phase::Ready(_)
+            | Phase::Draining(_) => Err(Illegal),
         }
     }
 
@@ -142,7 +180,59 @@ impl Registry {
         let connection = self.connections.get(&id).ok_or(Illegal)?;
         match connection.phase {
             Phase::AwaitingRegister => Ok(&connection.peer),
-            Phase::AwaitingHello | Phase::AwaitingReady(_) | Phase::Ready(_) | Phase::Draining(_) => Err(Illegal),
+            Phase::AwaitingHello
+            | Phase::Challenging(_)
+            | Phase::AwaitingReady(_)
+            | Phase::Ready(_)
+            | Phase::Draining(_) => Err(Illegal),
+        }
+    }
+
+    /// True if `newcomer` is a later connection of the process that holds `incumbent`: that one is half-open (REG-5).
+    pub(crate) fn is_redial(&self, incumbent: ConnectionId, newcomer: ConnectionId) -> bool {
+        let instance = |id| self.connections.get(&id).and_then(|connection: &Connection| connection.instance);
+        match (instance(incumbent), instance(newcomer)) {
+            (Some(old), Some(new)) => old.id == new.id && new.ordinal > old.ordinal,
+            (Some(_) | None, Some(_) | None) => false,
+        }
+    }
+
+    /// Lets a connection wait for the answer of the Node's present one. False if another one does already.
+    pub(crate) fn challenge(&mut self, id: ConnectionId, challenge: Challenge) -> bool {
+        if self.challenger(&challenge.node).is_some() {
+            return false;
+        }
+        match self.connections.get_mut(&id) {
+            Some(connection) if connection.phase == Phase::AwaitingRegister => {
+                connection.phase = Phase::Challenging(challenge);
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    /// Who waits to become this Node.
+    pub(crate) fn challenger(&self, node: &NodeId) -> Option<(ConnectionId, &Challenge)> {
+        self.connections.iter().find_map(|(id, connection)| match &connection.phase {
+            Phase::Challenging(challenge) if challenge.node == *node => Some((*id, challenge)),
+            Phase::Challenging(_)
+            | Phase::AwaitingHello
+            | Phase::AwaitingRegister
+            | Phase::AwaitingReady(_)
+            | Phase::Ready(_)
+            | Phase::Draining(_) => None,
+        })
+    }
+
+    /// The challenge that a connection waits in.
+    pub(crate) fn challenging(&self, id: ConnectionId) -> Option<&Challenge> {
+        match &self.connections.get(&id)?.phase {
+            Phase::Challenging(challenge) => Some(challenge),
+            Phase::AwaitingHello
+            | Phase::AwaitingRegister
+            | Phase::AwaitingReady(_)
+            | Phase::Ready(_)
+            | Phase::Draining(_) => None,
         }
     }
 
@@ -155,7 +245,7 @@ impl Registry {
         &mut self,
         id: ConnectionId,
         node: NodeId,
-        revision: u64,
+        config: NodeConfigPayload,
         now: Instant,
     ) -> Result<Instant, Duplicate> {
         let Some(connection) = self.connections.get_mut(&id) else {
@@ -166,26 +256,32 @@ impl Registry {
         }
         self.last_generation += 1;
         self.owners.insert(node.clone(), id);
-        connection.phase = Phase::AwaitingReady(Claim { node, generation: Generation(self.last_generation), revision });
+        let generation = Generation(self.last_generation);
+        connection.phase = Phase::AwaitingReady(Claim { node, generation, in_force: Arc::new(config) });
         Ok(now + READY_TIMEOUT)
     }
 
-    /// A Ready with this node id and revision.
+    /// A Ready. One that names another node, another revision or a provider that was not configured fits nothing (W10).
     pub(crate) fn ready(
         &mut self,
         id: ConnectionId,
-        node: &NodeId,
-        revision: u64,
+        request: &NodeReadyRequest,
     ) -> Result<(ReadyOutcome, u64), Illegal> {
         let connection = self.connections.get_mut(&id).ok_or(Illegal)?;
         let outcome = match &connection.phase {
-            Phase::AwaitingHello | Phase::AwaitingRegister => return Err(Illegal),
+            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::Challenging(_) => return Err(Illegal),
             Phase::AwaitingReady(claim) | Phase::Ready(claim) | Phase::Draining(claim)
-                if claim.node != *node || claim.revision != revision =>
+                if claim.node != request.node_id =>
             {
                 ReadyOutcome::Mismatch
             }
             Phase::Ready(_) | Phase::Draining(_) => ReadyOutcome::Again,
+            Phase::AwaitingReady(claim)
+                if claim.in_force.revision != request.config_revision
+                    || fleet::check(&claim.in_force.providers, &request.providers).is_err() =>
+            {
+                ReadyOutcome::Mismatch
+            }
             Phase::AwaitingReady(claim) => {
                 let claim = claim.clone();
                 connection.phase = Phase::Ready(claim.clone());
@@ -199,7 +295,9 @@ impl Registry {
     pub(crate) fn drain(&mut self, id: ConnectionId) -> Result<Option<Claim>, Illegal> {
         let connection = self.connections.get_mut(&id).ok_or(Illegal)?;
         match &connection.phase {
-            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::AwaitingReady(_) => Err(Illegal),
+            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::Challenging(_) | Phase::AwaitingReady(_) => {
+                Err(Illegal)
+            }
             Phase::Draining(_) => Ok(None),
             Phase::Ready(claim) => {
                 let claim = claim.clone();
@@ -220,7 +318,7 @@ impl Registry {
             self.owners.remove(&claim.node);
         }
         match connection.phase {
-            Phase::AwaitingHello | Phase::AwaitingRegister => Ended::Unclaimed,
+            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::Challenging(_) => Ended::Unclaimed,
             Phase::AwaitingReady(claim) => Ended::NotReady(claim),
             Phase::Ready(claim) | Phase::Draining(claim) => Ended::WasReady(claim),
         }
@@ -231,7 +329,8 @@ impl Registry {
         match self.connections.get(&id)?.phase {
             Phase::AwaitingHello | Phase::AwaitingRegister => Some(iop_wire::CloseCode::RegisterTimeout),
             Phase::AwaitingReady(_) => Some(iop_wire::CloseCode::ReadyTimeout),
-            Phase::Ready(_) | Phase::Draining(_) => None,
+            // A challenge has a time of its own.
+            Phase::Challenging(_) | Phase::Ready(_) | Phase::Draining(_) => None,
         }
     }
 
@@ -242,6 +341,7 @@ impl Registry {
             Phase::Ready(claim) if claim.generation == generation => Some(id),
             Phase::AwaitingHello
             | Phase::AwaitingRegister
+            | Phase::Challenging(_)
             | Phase::AwaitingReady(_)
             | Phase::Ready(_)
             | Phase::Draining(_) => None,
@@ -252,7 +352,33 @@ impl Registry {
     pub(crate) fn generation(&self, id: ConnectionId) -> Option<Generation> {
         match &self.connections.get(&id)?.phase {
             Phase::Ready(claim) | Phase::Draining(claim) => Some(claim.generation),
-            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::AwaitingReady(_) => None,
+            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::Challenging(_) | Phase::AwaitingReady(_) => None,
+        }
+    }
+
+    /// Which Node a connection is, or wants to be.
+    pub(crate) fn node_of(&self, id: ConnectionId) -> Option<&NodeId> {
+        match &self.connections.get(&id)?.phase {
+            Phase::Challenging(challenge) => Some(&challenge.node),
+            Phase::AwaitingReady(claim) | Phase::Ready(claim) | Phase::Draining(claim) => Some(&claim.node),
+            Phase::AwaitingHello | Phase::AwaitingRegister => None,
+        }
+    }
+
+    /// What a ready connection has claimed.
+    pub(crate) fn claim_of(&self, id: ConnectionId) -> Option<&Claim> {
+        match &self.connections.get(&id)?.phase {
+            Phase::Ready(claim) | Phase::Draining(claim) => Some(claim),
+            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::Challenging(_) | Phase::AwaitingReady(_) => None,
+        }
+    }
+
+    /// The config pushes of a ready connection, and what it has in force.
+    pub(crate) fn push(&mut self, id: ConnectionId) -> Option<(&mut Push, &mut Claim)> {
+        let connection = self.connections.get_mut(&id)?;
+        match &mut connection.phase {
+            Phase::Ready(claim) | Phase::Draining(claim) => Some((&mut connection.push, claim)),
+            Phase::AwaitingHello | Phase::AwaitingRegister | Phase::Challenging(_) | Phase::AwaitingReady(_) => None,
         }
     }
 
@@ -262,8 +388,14 @@ impl Registry {
         match phase {
             Some(Phase::Ready(_)) => (true, false),
             Some(Phase::Draining(_)) => (true, true),
-            Some(Phase::AwaitingHello | Phase::AwaitingRegister | Phase::AwaitingReady(_)) | None => (false, false),
+            Some(Phase::AwaitingHello | Phase::AwaitingRegister | Phase::Challenging(_) | Phase::AwaitingReady(_))
+            | None => (false, false),
         }
+    }
+
+    /// Revision of the config that a ready Node has in force.
+    pub(crate) fn revision_of(&self, node: &NodeId) -> Option<u64> {
+        self.claim_of(self.owner(node)?).map(|claim| claim.in_force.revision)
     }
 
     /// Every connection, oldest first.

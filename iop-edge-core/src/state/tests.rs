@@ -1,6 +1,9 @@
+mod configs;
+mod duplicates;
 mod handshake;
 mod model;
 mod places;
+mod scheduling;
 
 use iop_execution::{AdapterKey, NodeId, ProviderId, Redacted, Target};
 use iop_wire::{
@@ -9,6 +12,7 @@ use iop_wire::{
 };
 
 use super::*;
+use crate::api::Destination;
 use crate::catalog::{Candidate, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
 use crate::token::{Token, TokenKind};
 
@@ -57,6 +61,7 @@ pub(crate) fn catalog() -> Catalog {
     long.long_context_threshold = Some(100);
     Catalog::builder()
         .revision(7)
+        .suspicion_withdraw(None)
         .node(node_entry("n1", &[("a", 1, 0), ("b", 2, 1)]))
         .node(node_entry("n2", &[("c", 1, 0)]))
         .model(group("any", &["a", "c"]))
@@ -138,11 +143,14 @@ fn effects(state: &mut EdgeState) -> Vec<Effect> {
 fn ask(model: &str, run: u8) -> Ask {
     Ask {
         run_id: RunId::from_bytes([run; 16]),
-        model: ModelName::new(model).unwrap(),
+        destination: Destination::Model(ModelName::new(model).unwrap()),
         wire: None,
+        caller: None,
         priority: 0,
         deadline: None,
         prompt_tokens_estimate: 0,
+        prompt_prefix: 0,
+        avoid: None,
     }
 }
 
@@ -185,5 +193,7 @@ fn releases(effects: &[Effect]) -> Vec<ReleaseCause> {
 }
 
 fn in_use(state: &EdgeState, provider: &str) -> PlaceCounters {
-    state.ledger.counters(&ProviderId::new(provider).unwrap())
+    let id = ProviderId::new(provider).unwrap();
+    let node = &state.fleet.provider(&id).unwrap().node;
+    state.ledger.counters(node, &id)
 }

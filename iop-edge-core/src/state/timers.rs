@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use crate::state::id::{AttemptId, ConnectionId};
+use crate::state::id::{AttemptId, ConnectionId, ProviderKey};
 
 /// Everything that can wake the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,6 +16,14 @@ pub(crate) enum Timer {
     Deadline(AttemptId),
     /// A cancelled attempt should have had its terminal by now (LEA-6).
     CancelGrace(AttemptId),
+    /// A request has waited long enough for an absent provider (FEN-3).
+    Absence(AttemptId),
+    /// A dispatched request should have had its receipt by now (WIR-14).
+    Receipt(AttemptId),
+    /// A busy provider may be asked again (SEL-4).
+    Cooling(ProviderKey),
+    /// A Node that another connection claims to be should have answered by now (REG-5).
+    Challenge(ConnectionId),
 }
 
 /// The armed timers.
@@ -33,6 +41,13 @@ impl Timers {
         self.due.insert((at, timer));
     }
 
+    /// Arms a timer unless it is armed.
+    pub(crate) fn arm_once(&mut self, timer: Timer, at: Instant) {
+        if !self.armed.contains_key(&timer) {
+            self.arm(timer, at);
+        }
+    }
+
     pub(crate) fn disarm(&mut self, timer: Timer) {
         if let Some(at) = self.armed.remove(&timer) {
             self.due.remove(&(at, timer));
@@ -43,6 +58,8 @@ impl Timers {
         self.disarm(Timer::Queue(attempt));
         self.disarm(Timer::Deadline(attempt));
         self.disarm(Timer::CancelGrace(attempt));
+        self.disarm(Timer::Absence(attempt));
+        self.disarm(Timer::Receipt(attempt));
     }
 
     /// Takes out the earliest timer that is due.

@@ -37,6 +37,7 @@ impl EdgeState {
     pub(crate) fn snapshot(&self, now: Instant) -> EdgeSnapshot {
         let nodes = self.catalog.nodes().iter().map(|node| {
             let (connected, draining) = self.registry.node_phase(&node.id);
+            let draining = draining || self.held.contains(&node.id);
             let status = match (node.enabled, connected, draining) {
                 (false, ..) => Status::Disabled,
                 (true, false, _) => Status::Unavailable,
@@ -48,8 +49,8 @@ impl EdgeState {
                 node: node.id.clone(),
                 enabled: node.enabled,
                 status,
-                suspect: false,
-                config_revision: 0,
+                suspect: of_node.clone().any(|state| state.online.as_ref().is_some_and(|online| online.suspect)),
+                config_revision: self.registry.revision_of(&node.id).unwrap_or(0),
                 connected,
                 draining,
                 providers: of_node.map(|state| self.provider_snapshot(state, now)).collect(),
@@ -65,8 +66,8 @@ impl EdgeState {
         EdgeSnapshot { nodes: nodes.collect(), models: groups.collect(), late_releases: self.ledger.late_releases() }
     }
 
-    fn provider_snapshot(&self, state: &ProviderState, _now: Instant) -> ProviderSnapshot {
-        let status = match (state.enabled, state.online, state.wire(None)) {
+    fn provider_snapshot(&self, state: &ProviderState, now: Instant) -> ProviderSnapshot {
+        let status = match (state.enabled, &state.online, state.wire(None)) {
             (false, ..) => Status::Disabled,
             (true, None, _) => Status::Unavailable,
             (true, Some(_), None) => Status::Draining,
@@ -77,12 +78,12 @@ impl EdgeState {
             enabled: state.enabled,
             status,
             health: if state.online.is_some() { ProviderHealth::Available } else { ProviderHealth::Offline },
-            cooling: None,
-            penalty: 0,
+            cooling: state.wear.cooling(now),
+            penalty: state.wear.penalty(now),
             connected: state.online.is_some(),
             configured_capacity: state.config.capacity,
-            effective: state.online.map(|online| online.limits).unwrap_or_default(),
-            in_use: self.ledger.counters(&state.config.provider_id),
+            effective: state.online.as_ref().map(|online| online.limits).unwrap_or_default(),
+            in_use: self.ledger.counters(&state.node, &state.config.provider_id),
         }
     }
 
@@ -92,17 +93,18 @@ impl EdgeState {
         attempts.sort_unstable_by_key(|(attempt, _)| **attempt);
         let shown = attempts.into_iter().filter_map(|(attempt, entry)| {
             let lease = self.ledger.lease(*attempt);
-            let stage = match entry.stage {
+            let stage = match &entry.stage {
                 Stage::Waiting(..) => RunStage::Waiting,
                 Stage::Reserved => RunStage::Reserved,
                 Stage::Dispatched => RunStage::Dispatched,
+                Stage::Cancelling if self.ledger.is_quarantined(*attempt) => RunStage::Quarantined,
                 Stage::Cancelling => RunStage::Cancelling,
                 Stage::Over(_) => return None,
             };
             Some(RunSnapshot {
                 run_id: entry.run_id,
-                model: Some(entry.model.clone()),
-                principal: None,
+                model: entry.wants.model.clone(),
+                principal: entry.wants.caller.clone(),
                 stage,
                 place: lease.map(|lease| (lease.node.clone(), lease.provider.clone())),
                 age: now.saturating_duration_since(entry.since),

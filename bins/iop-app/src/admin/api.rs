@@ -265,8 +265,6 @@ fn in_service(api: &Api, id: Result<Path<String>, PathRejection>, on: bool) -> R
     if done.is_err() {
         return unknown();
     }
-    let what = if on { "resumes" } else { "drains" };
-    tracing::info!(node = %id, "an operator {what} a node");
     match edge.snapshot().nodes.iter().find(|node| node.node == id) {
         Some(node) => json(StatusCode::OK, &node_view(node)),
         None => unknown(), // a reload took it out in between

@@ -20,7 +20,24 @@ fn every_observation_has_a_metric_with_a_closed_label() {
         let model = iop_execution::ModelName::new("SENTINEL").unwrap();
         metrics.observe(&Observation::Waited { model, wait: Duration::ZERO, outcome: *outcome });
     }
+    let (node, provider) = (iop_execution::NodeId::new("gpu-1").unwrap(), iop_execution::ProviderId::new("p").unwrap());
+    metrics.observe(&Observation::Penalised { provider: provider.clone() });
+    metrics.observe(&Observation::Cooling { provider });
+    metrics.observe(&Observation::Suspected { node: node.clone() });
+    metrics.observe(&Observation::Withdrawn { node: node.clone() });
+    metrics.observe(&Observation::ReceiptMissing);
+    metrics.observe(&Observation::ConfigPushed { node, applied: false });
     let text = metrics.render(&Gauges::default());
+    for line in [
+        r#"iop_provider_penalties_total{provider="p"} 1"#,
+        r#"iop_provider_coolings_total{provider="p"} 1"#,
+        r#"iop_node_suspicions_total{node="gpu-1"} 1"#,
+        r#"iop_runs_withdrawn_total{node="gpu-1"} 1"#,
+        "iop_receipts_missing_total 1",
+        r#"iop_config_pushes_total{result="refused"} 1"#,
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
     assert!(
         text.contains("iop_late_messages_total 1") && text.contains("iop_receive_pool_exhausted_total 1"),
         "{text}"

@@ -12,7 +12,7 @@ use iop_wire::link::memory::{MemoryMode, memory_link_with};
 use iop_wire::{CloseCode, ToEdge, ToNode};
 
 use super::script::*;
-use crate::api::{CancelRun, Destination, Engine, Payload, Submit, SubmitError, WireKind};
+use crate::api::{ApplyError, CancelRun, Destination, Engine, Payload, Submit, SubmitError, UnknownNode, WireKind};
 use crate::events::Notice;
 use crate::observe::{Observation, ReleaseCause};
 use crate::state::EdgeNodeEvent;
@@ -290,7 +290,7 @@ async fn refusals_before_admission_are_typed() {
         target: iop_execution::Target::new("t").unwrap(),
     };
     let refused = edge.submit_run(Submit::to(direct), Bytes::new()).await.map(|_| ()).unwrap_err();
-    assert!(matches!(refused, SubmitError::InvalidRequest(_)));
+    assert_eq!(refused, SubmitError::Unavailable);
     let mut node = Node::connect(&edge, "n1").await;
     let engine: Arc<dyn Engine> = Arc::new(edge.clone());
     assert!(engine.is_ready());
@@ -303,7 +303,9 @@ async fn refusals_before_admission_are_typed() {
     assert!(node.pending().await.is_empty());
     let id = NodeId::new("n1").unwrap();
     assert!(edge.command(&id, iop_wire::NodeCommand::TransportStatus).await.is_err());
-    assert!(edge.drain(&id).is_err() && edge.apply_config(catalog()).is_err());
+    let unknown = NodeId::new("nobody").unwrap();
+    assert_eq!(edge.drain(&unknown), Err(UnknownNode(unknown)));
+    assert_eq!(edge.apply_config(catalog()), Err(ApplyError::NotNewer { current: 7 }));
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,8 +8,8 @@ use futures_util::StreamExt as _;
 use iop_execution::{ModelName, ProviderId, RunEvent, RunEventKind, RunStream, TunnelFrame, TunnelStream};
 use iop_wire::link::Outgoing;
 use iop_wire::{
-    CloseCode, DispatchHead, EdgeLink, HeartbeatProfile, Incoming, Link, LinkError, PeerIdentity, RunNumber, Sequenced,
-    ToEdge, ToNode,
+    CloseCode, DispatchHead, EdgeLink, HeartbeatProfile, Incoming, Link, LinkError, PeerIdentity, Pong, RunNumber,
+    Sequenced, ToEdge, ToNode,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -118,28 +118,52 @@ impl Node {
         self.send(ToEdge::Frame(run, n, frame));
     }
 
-    /// The next message.
+    /// The next message that is no ping; pings are answered.
     pub(super) async fn recv(&mut self) -> ToNode {
         self.try_recv().await.expect("the edge ended the link")
     }
 
     pub(super) async fn try_recv(&mut self) -> Option<ToNode> {
+        loop {
+            match self.recv_any().await {
+                Some(ToNode::Ping(ping)) => self.pong(ping.nonce),
+                other => return other,
+            }
+        }
+    }
+
+    /// The next message, pings too.
+    pub(super) async fn recv_any(&mut self) -> Option<ToNode> {
         let next = tokio::time::timeout(Duration::from_secs(3600), self.from_edge.next()).await;
         next.expect("nothing came for an hour").map(|item| item.message)
     }
 
-    /// What waits to be written now, without letting time pass.
+    pub(super) fn pong(&mut self, nonce: u64) {
+        self.send(ToEdge::Pong(Pong { nonce, edge_time_ms: 0 }));
+    }
+
+    /// What waits to be written now but for pings, which are answered, without letting time pass.
     pub(super) async fn pending(&mut self) -> Vec<ToNode> {
         settle().await;
         let mut all = Vec::new();
         while let Some(Some(item)) = futures_util::FutureExt::now_or_never(self.from_edge.next()) {
-            all.push(item.message);
+            match item.message {
+                ToNode::Ping(ping) => self.pong(ping.nonce),
+                other => all.push(other),
+            }
         }
         all
     }
 
-    /// The next request, without its body.
+    /// The next request, without its body; its receipt is confirmed.
     pub(super) async fn request(&mut self) -> DispatchHead {
+        let head = self.request_unconfirmed().await;
+        self.send(ToEdge::Accepted(head.run));
+        head
+    }
+
+    /// The next request, without its body and without a receipt.
+    pub(super) async fn request_unconfirmed(&mut self) -> DispatchHead {
         match self.recv().await {
             ToNode::Run(request) => request.head,
             ToNode::Tunnel(request) => request.head,
@@ -160,10 +184,10 @@ impl Node {
         (head, body)
     }
 
-    /// The code the Edge closes with; whatever comes before is skipped.
+    /// The code the Edge closes with; whatever comes before is skipped, pings too.
     pub(super) async fn goodbye(&mut self) -> CloseCode {
         loop {
-            match self.recv().await {
+            match self.recv_any().await.expect("the edge ended the link") {
                 ToNode::Goodbye(goodbye) => {
                     assert!(self.try_recv().await.is_none(), "something after the goodbye");
                     return goodbye.code;

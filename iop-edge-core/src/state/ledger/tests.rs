@@ -15,6 +15,10 @@ fn lease(attempt: u64, generation: u64, provider: &str, class: WorkClass) -> Cap
     }
 }
 
+fn counters(ledger: &Ledger, provider: &str) -> PlaceCounters {
+    ledger.counters(&NodeId::new("n").unwrap(), &ProviderId::new(provider).unwrap())
+}
+
 const LIMITS: PlaceLimits = PlaceLimits { capacity: 3, long: 1 };
 
 #[derive(Debug, Clone)]
@@ -49,7 +53,7 @@ proptest! {
             match op {
                 Op::Acquire(attempt, generation, second, long) => {
                     let class = if long { WorkClass::Long } else { WorkClass::Normal };
-                    let fits = ledger.counters(&ProviderId::new(provider(second)).unwrap()).has_place(class, LIMITS);
+                    let fits = counters(&ledger, provider(second)).has_place(class, LIMITS);
                     let free = ledger.lease(AttemptId(attempt)).is_none();
                     let result = ledger.acquire(lease(attempt, generation, provider(second), class), LIMITS);
                     prop_assert_eq!(result.is_ok(), fits && free);
@@ -85,7 +89,7 @@ proptest! {
                     *class_counter(&mut sum, record.lease.class) += 1;
                     sum.quarantined += u32::from(record.quarantined);
                 }
-                let counters = ledger.counters(&id);
+                let counters = counters(&ledger, provider(second));
                 prop_assert_eq!(counters, sum);
                 prop_assert!(counters.in_use() <= LIMITS.capacity && counters.long <= LIMITS.long);
             }
@@ -120,4 +124,17 @@ fn a_lease_is_what_it_was_claimed_as_until_it_is_taken() {
     assert!(ledger.quarantine(AttemptId(1)));
     assert_eq!(ledger.lease(AttemptId(1)), Some(&claimed));
     assert_eq!(ledger.take(AttemptId(1)), Some(claimed));
+}
+
+#[test]
+fn a_provider_that_moved_has_places_of_its_own_on_each_node() {
+    // LEA-1
+    let mut ledger = Ledger::default();
+    let moved = CapacityLease { node: NodeId::new("m").unwrap(), ..lease(2, 2, "a", WorkClass::Normal) };
+    assert_eq!(ledger.acquire(lease(1, 1, "a", WorkClass::Normal), LIMITS), Ok(()));
+    assert_eq!(ledger.acquire(moved.clone(), LIMITS), Ok(()));
+    assert!(ledger.take(AttemptId(1)).is_some());
+    assert_eq!(counters(&ledger, "a"), PlaceCounters::default());
+    assert_eq!(ledger.counters(&moved.node, &moved.provider).normal, 1);
+    assert!(ledger.take(AttemptId(2)).is_some() && ledger.counters.is_empty(), "nothing is kept at rest");
 }

@@ -16,15 +16,25 @@ fn node() -> NodeId {
     NodeId::new("n").unwrap()
 }
 
+const INSTANCE: Instance = Instance { id: [1; 16], ordinal: 1 };
+
+fn config() -> NodeConfigPayload {
+    NodeConfigPayload { revision: 1, providers: Vec::new() }
+}
+
+fn ready(node: &str) -> NodeReadyRequest {
+    NodeReadyRequest { node_id: NodeId::new(node).unwrap(), config_revision: 1, providers: Vec::new() }
+}
+
 fn apply(registry: &mut Registry, id: ConnectionId, input: Input, now: Instant) -> String {
     match input {
-        Input::Hello => format!("{:?}", registry.hello(id)),
+        Input::Hello => format!("{:?}", registry.hello(id, INSTANCE)),
         Input::Claim => match registry.registering(id) {
             Err(illegal) => format!("Err({illegal:?})"),
-            Ok(_) => format!("{:?}", registry.claim(id, node(), 1, now).map(|_| ())),
+            Ok(_) => format!("{:?}", registry.claim(id, node(), config(), now).map(|_| ())),
         },
-        Input::Ready => format!("{:?}", registry.ready(id, &node(), 1).map(|(outcome, _)| kind(&outcome))),
-        Input::WrongReady => format!("{:?}", registry.ready(id, &node(), 2).map(|(outcome, _)| kind(&outcome))),
+        Input::Ready => format!("{:?}", registry.ready(id, &ready("n")).map(|(outcome, _)| kind(&outcome))),
+        Input::WrongReady => format!("{:?}", registry.ready(id, &ready("other")).map(|(outcome, _)| kind(&outcome))),
         Input::Drain => format!("{:?}", registry.drain(id).map(|claim| claim.is_some())),
         Input::Close => match registry.close(id) {
             Ended::Unknown => "Unknown".into(),
@@ -81,7 +91,7 @@ fn whatever_two_connections_do_a_node_has_one_owner_and_only_it_can_be_dispatche
     loop {
         let mut registry = Registry::default();
         let ids = [0, 1].map(|_| registry.open(PeerIdentity::default(), 7, now).unwrap().0);
-        ids.iter().for_each(|id| registry.hello(*id).unwrap());
+        ids.iter().for_each(|id| registry.hello(*id, INSTANCE).unwrap());
         let mut generations = Vec::new();
         for step in sequence {
             let (connection, input) = steps[step];
@@ -116,10 +126,10 @@ fn the_place_of_a_node_is_given_back_by_its_owner_only() {
     let mut registry = Registry::default();
     let [first, second] = [0, 1].map(|_| registry.open(PeerIdentity::default(), 7, now).unwrap().0);
     for id in [first, second] {
-        registry.hello(id).unwrap();
+        registry.hello(id, INSTANCE).unwrap();
     }
-    assert_eq!(registry.claim(first, node(), 1, now), Ok(now + READY_TIMEOUT));
-    assert_eq!(registry.claim(second, node(), 1, now), Err(Duplicate));
+    assert_eq!(registry.claim(first, node(), config(), now), Ok(now + READY_TIMEOUT));
+    assert_eq!(registry.claim(second, node(), config(), now), Err(Duplicate));
     assert_eq!(registry.close(second), Ended::Unclaimed);
     assert_eq!(registry.owner(&node()), Some(first));
     assert!(matches!(registry.close(first), Ended::NotReady(_)));
@@ -134,7 +144,7 @@ fn unregistered_connections_are_bounded() {
     let ids: Vec<_> =
         (0..MAX_UNREGISTERED).map(|_| registry.open(PeerIdentity::default(), 7, now).unwrap().0).collect();
     assert_eq!(registry.open(PeerIdentity::default(), 7, now), Err(Crowded));
-    registry.hello(ids[0]).unwrap();
-    registry.claim(ids[0], node(), 1, now).unwrap();
+    registry.hello(ids[0], INSTANCE).unwrap();
+    registry.claim(ids[0], node(), config(), now).unwrap();
     assert!(registry.open(PeerIdentity::default(), 7, now).is_ok(), "a registered one takes no slot");
 }

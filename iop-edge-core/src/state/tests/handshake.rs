@@ -91,19 +91,19 @@ fn until_ready_a_node_gets_no_work_and_shows_nowhere() {
 fn a_second_ready_changes_nothing_and_a_wrong_one_is_refused() {
     // REG-3, W10
     let now = Instant::now();
-    for (request, answer) in [
-        (ready("n1", 7, &["a", "b"]), true),
-        (ready("n2", 7, &["a"]), false),
-        (ready("n1", 8, &["a"]), false),
-        (ready("n1", 7, &["c"]), false),
-        (ready("n1", 7, &["a", "a"]), false),
+    for (request, again, answer) in [
+        (ready("n1", 7, &["a", "b"]), true, true),
+        (ready("n2", 7, &["a"]), false, false),
+        (ready("n1", 8, &["a"]), true, false),
+        (ready("n1", 7, &["c"]), true, false),
+        (ready("n1", 7, &["a", "a"]), true, false),
     ] {
         let mut state = new_state(catalog());
         let id = connect(&mut state, "n1", now);
         effects(&mut state);
         state.handle_ready(id, request.clone(), now);
         let second = effects(&mut state);
-        assert_eq!(ready_answers(&second), [answer]);
+        assert_eq!(ready_answers(&second), [again]);
         assert!(!second.iter().any(|effect| matches!(effect, Effect::Publish(EdgeNodeEvent::Connected { .. }))));
 
         let mut state = new_state(catalog());
@@ -148,7 +148,6 @@ fn every_refusal_is_typed_sent_and_published() {
         (garbage, RefusalReason::UnknownToken, None),
         (other_node, RefusalReason::IdentityMismatch, Some("n1")),
         (register("off"), RefusalReason::ConfigUnavailable, Some("off")),
-        (register("n2"), RefusalReason::DuplicateConnection, Some("n2")),
     ] {
         let id = state.handle_opened(PeerIdentity::default(), 1, now).unwrap();
         state.handle_hello(id, &hello(), now);
@@ -283,7 +282,7 @@ fn messages_out_of_state_close_the_connection() {
 }
 
 #[test]
-fn listed_targets_become_models_and_clashing_ones_name_their_provider() {
+fn listed_targets_become_models_that_all_their_providers_serve() {
     // CFG-3
     let now = Instant::now();
     let catalog = Catalog::builder()
@@ -312,15 +311,14 @@ fn listed_targets_become_models_and_clashing_ones_name_their_provider() {
     effects(&mut state);
     let id = registered(&mut state, "n2", now);
     let mut request = ready("n2", 1, &[]);
-    request.providers = vec![provider_ready("c", &["x"])];
+    request.providers = vec![provider_ready("c", &["z", "x"])];
     state.handle_ready(id, request, now);
-    assert_eq!(names(&state), ["taken", "x@a", "y", "x@c"]);
-    assert_eq!(refusals(&effects(&mut state)), [(waiter, SubmitError::Unavailable)], "its name is gone");
-    assert_eq!(state.submit(ask("x", 4), now), Err(SubmitError::UnknownModel));
-    grant(state.submit(ask("x@c", 5), now));
+    assert_eq!(names(&state), ["taken", "x", "y", "z"]);
+    assert_eq!(granted(&effects(&mut state)), [waiter], "the new provider of its model takes it");
+    assert_eq!(in_use(&state, "c").normal, 1);
 
     state.handle_closed(id, CloseCode::Closed, now);
-    assert_eq!(names(&state), ["taken", "x@a", "y", "x@c (off)"], "names do not come and go with connections");
+    assert_eq!(names(&state), ["taken", "x", "y", "z (off)"], "names do not come and go with connections");
     state.abandon(held.attempt, now);
     assert_eq!(granted(&effects(&mut state)), [kept]);
 }

@@ -119,7 +119,7 @@ impl World {
             }
             Op::Dispatch(at) => {
                 if let Some(attempt) = pick(at, &self.attempts)
-                    && matches!(self.state.attempts.get(&attempt).map(|e| e.stage), Some(Stage::Reserved))
+                    && matches!(self.state.attempts.get(&attempt).map(|e| &e.stage), Some(Stage::Reserved))
                 {
                     let _ = self.state.dispatch(attempt, now);
                 }
@@ -129,7 +129,7 @@ impl World {
                     let lease = self.state.ledger.lease(attempt).map(|lease| lease.generation);
                     let generation = lease.unwrap_or(Generation(1));
                     let judged = if late { Generation(generation.0 + 1) } else { generation };
-                    let freed = self.state.handle_terminal(attempt, judged, now);
+                    let freed = self.state.handle_terminal(attempt, judged, Verdict::Good, now);
                     assert!(!freed || !late, "FEN-4");
                 }
             }
@@ -178,6 +178,7 @@ impl World {
                     assert!(!self.disconnected.contains(&attempt), "I1: one end per fence");
                     self.disconnected.push(attempt);
                 }
+                Effect::CheckReceipt { .. } | Effect::Quarantined { .. } => {}
                 Effect::Overdue { attempt } => {
                     assert_eq!(self.state.cancel(attempt, self.now), CancelReached::Dispatched);
                 }
@@ -206,17 +207,17 @@ impl World {
         for (at, group) in state.groups.iter().enumerate() {
             assert!(group.queue.len() <= group.model.max_waiting, "I10");
             waiting += group.queue.len();
-            for (need, _) in group.queue.heads() {
+            for need in group.queue.needs() {
                 let mut candidates = 0;
                 for candidate in &group.model.candidates {
                     let Some(online) = state.fleet.provider(&candidate.provider).and_then(|p| {
                         p.wire(need.wire)?;
-                        p.online
+                        p.online.clone()
                     }) else {
                         continue;
                     };
                     candidates += 1;
-                    let counters = state.ledger.counters(&candidate.provider);
+                    let counters = in_use(state, candidate.provider.as_str());
                     assert!(!counters.has_place(need.class, online.limits), "whoever could be placed is placed ({at})");
                 }
                 assert!(candidates > 0, "FEN-3: nobody waits for nothing");
@@ -228,7 +229,7 @@ impl World {
             assert_eq!(seen, Seen::Waiting);
             assert!(self.now < since + Duration::from_secs(30), "I11: nobody waits longer than allowed");
         }
-        assert!(state.timers.len() <= 2 + 2 * state.attempts.len(), "I10");
+        assert!(state.timers.len() <= 2 + 4 * state.attempts.len(), "I10");
         assert_eq!(state.runs.len(), state.attempts.len());
     }
 

@@ -51,7 +51,7 @@ fn in_every_order_of_ends_a_place_is_released_exactly_once() {
                 match end {
                     End::Fence => state.handle_closed(id, CloseCode::Closed, now),
                     End::Terminal => {
-                        state.handle_terminal(attempt, generation, now);
+                        state.handle_terminal(attempt, generation, Verdict::Good, now);
                     }
                     End::Cancel => {
                         let reached = state.cancel(attempt, now);
@@ -90,10 +90,10 @@ fn two_models_on_one_provider_draw_on_one_pool() {
     assert_eq!(in_use(&state, "a"), PlaceCounters { normal: 1, long: 0, quarantined: 0 });
     state.dispatch(first.attempt, now).unwrap();
     effects(&mut state);
-    assert!(state.handle_terminal(first.attempt, generation, now));
+    assert!(state.handle_terminal(first.attempt, generation, Verdict::Good, now));
     assert_eq!(granted(&effects(&mut state)), [second]);
     state.dispatch(second, now).unwrap();
-    assert!(state.handle_terminal(second, generation, now));
+    assert!(state.handle_terminal(second, generation, Verdict::Good, now));
     assert_eq!(in_use(&state, "a"), PlaceCounters::default());
     assert!(state.snapshot(now).is_at_rest());
 }
@@ -117,8 +117,9 @@ fn a_cancelled_run_keeps_its_place_and_is_quarantined_until_the_late_terminal() 
     state.handle_timeout(later);
     assert_eq!(in_use(&state, "a"), PlaceCounters { normal: 1, long: 0, quarantined: 1 });
     let provider = ProviderId::new("a").unwrap();
-    assert_eq!(effects(&mut state), [Effect::Observe(Observation::Quarantined { provider })]);
-    assert!(state.handle_terminal(run, generation, later));
+    let told = [Effect::Observe(Observation::Quarantined { provider }), Effect::Quarantined { attempt: run }];
+    assert_eq!(effects(&mut state), told);
+    assert!(state.handle_terminal(run, generation, Verdict::Good, later));
     assert_eq!(granted(&effects(&mut state)), [waiter]);
     assert_eq!(in_use(&state, "a").quarantined, 0);
 }
@@ -150,7 +151,7 @@ fn a_fence_takes_leases_waiters_and_providers_of_exactly_one_generation() {
     assert!(effects(&mut state).is_empty(), "a second end finds nothing");
 
     state.dispatch(other, now).unwrap();
-    assert!(state.handle_terminal(other, state.generation(second).unwrap(), now));
+    assert!(state.handle_terminal(other, state.generation(second).unwrap(), Verdict::Good, now));
     assert_eq!(granted(&effects(&mut state)), [stays]);
 }
 
@@ -197,7 +198,7 @@ fn a_late_terminal_of_an_old_generation_changes_nothing() {
     state.dispatch(newer, now).unwrap();
     effects(&mut state);
     for attempt in [run, newer] {
-        assert!(!state.handle_terminal(attempt, old_generation, now));
+        assert!(!state.handle_terminal(attempt, old_generation, Verdict::Good, now));
     }
     assert!(effects(&mut state).is_empty());
     assert_eq!(in_use(&state, "a").normal, 1);
@@ -244,7 +245,7 @@ fn a_draining_node_finishes_and_gets_nothing_new() {
     assert_eq!(refusals(&after), [(waiter, SubmitError::Unavailable)]);
     assert!(after.iter().any(|effect| matches!(effect, Effect::Publish(EdgeNodeEvent::Draining { .. }))));
     assert_eq!(state.submit(ask("only-a", 3), now), Err(SubmitError::Unavailable));
-    assert!(state.handle_terminal(run, generation, now));
+    assert!(state.handle_terminal(run, generation, Verdict::Good, now));
 }
 
 #[test]
@@ -259,7 +260,7 @@ fn the_queue_is_bounded_timed_and_ordered() {
     let second = queued(state.submit(ask("only-a", 3), at(1)));
     let urgent = queued(state.submit(Ask { priority: 1, ..ask("only-a", 4) }, at(2)));
     let full = state.submit(ask("only-a", 5), at(7));
-    assert_eq!(full, Err(SubmitError::QueueFull { retry_after: Duration::from_secs(7) }));
+    assert_eq!(full, Err(SubmitError::QueueFull { retry_after: Duration::from_secs(4) }));
     assert!(state.attempt(RunId::from_bytes([5; 16])).is_none(), "a refused one leaves nothing");
     let other = queued(state.submit(ask("any", 6), at(7)));
     effects(&mut state);
@@ -289,7 +290,8 @@ fn a_deadline_ends_a_request_wherever_it_is() {
     let reserved = grant(state.submit(timed("long", 3, 7), start)).attempt;
     effects(&mut state);
     state.handle_timeout(at(5));
-    assert_eq!(effects(&mut state), [Effect::Overdue { attempt: sent }]);
+    let receipt = Effect::CheckReceipt { attempt: sent, answered: false };
+    assert_eq!(effects(&mut state), [receipt, Effect::Overdue { attempt: sent }]);
     state.handle_timeout(at(6));
     assert_eq!(refusals(&effects(&mut state)), [(waiter, SubmitError::DeadlineExceeded)]);
     state.handle_timeout(at(7));
@@ -402,7 +404,7 @@ fn a_shutdown_answers_who_waits_refuses_new_and_lets_the_rest_finish() {
     assert!(after.contains(&Effect::Send { connection: id, message: Box::new(drain) }));
     assert_eq!(state.submit(ask("only-a", 3), now), Err(SubmitError::ShuttingDown));
     assert_eq!((state.open_runs(), state.is_ready()), (1, false));
-    assert!(state.handle_terminal(run, state.generation(id).unwrap(), now));
+    assert!(state.handle_terminal(run, state.generation(id).unwrap(), Verdict::Good, now));
     assert_eq!(state.open_runs(), 0);
     state.close_all(CloseCode::Restart, || Duration::from_secs(2), now);
     let (code, retry_after) = (CloseCode::Restart, Duration::from_secs(2));
