@@ -89,6 +89,16 @@ async fn every_command_for_operators_answers_people_and_programs() {
     edit(&fleet, "capacity: 4", "capcity: 4");
     let (code, text) = iop(&fleet, &["reload"]).await;
     assert!(code == 2 && text.contains("did you mean `capacity`?"), "{code} {text}");
+    for (kind, words) in [
+        ("node", ["iopn_", "token_hash: "]),
+        ("api-key", ["iopk_", "id: "]),
+        ("admin", ["iopa_", "admin: { key_hash: "]),
+    ] {
+        let mut made = Process::start(PROGRAMS.edge, &["hash", "--new", kind], fleet.folder().path(), &[]);
+        let code = made.exit_code().await;
+        let text = made.lines().join("\n");
+        assert!(code == 0 && words.iter().all(|word| text.contains(word)), "{kind}: {text}");
+    }
     let stranger = Token::generate(TokenKind::Admin).unwrap().reveal();
     fleet.folder().write("other.key", &stranger);
     let (code, text) = iop(&fleet, &["status", "--key-file", "other.key"]).await;

@@ -318,7 +318,10 @@ fn fix(name: &str, address: SocketAddr, exposed: Exposed) -> String {
             format!("metrics have no key: listen on 127.0.0.1, or write {}", insecure("insecure_no_auth"))
         }
         ("admin", Exposed::NoTls) => {
-            format!("metrics have no TLS: listen on 127.0.0.1, or write {}", insecure("insecure_plaintext"))
+            format!(
+                "metrics and the admin API have no TLS: listen on 127.0.0.1, or write {}",
+                insecure("insecure_plaintext")
+            )
         }
         (_, Exposed::NoAuth) => insecure("insecure_no_auth"),
         (_, Exposed::NoTls) => {
