@@ -211,7 +211,7 @@ where
             Some(_) => return Err(Failure::fatal("the Node was put back into service meanwhile").into()),
             None => return Err(Failure::fatal("the Node was taken out of the config meanwhile").into()),
         };
-        if view.running != running {
+        if view.running != running && view.running > 0 {
             running = view.running;
             tell(format!("{}: {running} running", view.id));
         }
