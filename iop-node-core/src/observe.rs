@@ -70,9 +70,20 @@ pub trait NodeObserver: fmt::Debug + Send + Sync + 'static {
     fn run_started(&self, path: RunPath) {
         let _ = path;
     }
-    /// Work ended, or was refused without having started. Its place is free.
+    /// Work ended, or was refused without having started. Its place is free, unless its answer is still read to the end
+    /// ([`Self::read_out_began`]).
     fn run_ended(&self, path: RunPath, outcome: RunOutcome) {
         let _ = (path, outcome);
+    }
+    /// The upstream call of work that has ended is read to its end (NOD-9).
+    fn read_out_began(&self) {}
+    /// Such a call ended by itself, or was closed after its time (`cut`). Its place is free.
+    fn read_out_ended(&self, cut: bool) {
+        let _ = cut;
+    }
+    /// A pushed config was put into force, or refused.
+    fn config_pushed(&self, applied: bool) {
+        let _ = applied;
     }
     /// Messages of the Edge for runs that were over, told when a connection ends.
     fn late_messages(&self, count: u64) {

@@ -133,7 +133,7 @@ impl Reconnect {
 }
 
 /// `random / 2^32` of a duration.
-fn fraction(of: Duration, random: u32) -> Duration {
+pub(super) fn fraction(of: Duration, random: u32) -> Duration {
     let nanos = (of.as_nanos() * u128::from(random)) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }

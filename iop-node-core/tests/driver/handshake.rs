@@ -212,13 +212,3 @@ async fn the_status_follows_the_connection() {
     assert_eq!(status.get(), NodeStatus::Stopped);
     assert!(!status.wait_ready().await);
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_cancel_policy_that_is_not_there_yet_is_refused_and_not_taken_for_another() {
-    // NOD-3, REG-1
-    let (mut node, calls) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
-    let mut conn = node.accept().await;
-    conn.register(vec![ProviderConfig { cancel_policy: CancelPolicy::Drain, ..config() }]).await;
-    assert!(conn.get_ready().await.providers.is_empty());
-    assert_eq!(calls.counts().starts, 0);
-}

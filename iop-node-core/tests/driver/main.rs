@@ -3,10 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod commands;
+mod configs;
+mod fakes;
 mod flow;
 mod handshake;
 mod liveness;
+mod read_out;
 mod reconnect;
+mod refreshes;
 mod runs;
 mod shutdown;
 mod stops;
