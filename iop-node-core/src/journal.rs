@@ -65,6 +65,26 @@ pub trait RunJournal: fmt::Debug + Send + Sync + 'static {
     fn closed(&self, entry: EntryKey, closed: Closed);
 }
 
+iop_execution::closed_list! {
+    /// What keeps a journal from being written.
+    JournalTrouble {
+        /// The file can't be opened or created.
+        CantOpen = "cant_open",
+        /// It, or its directory, can't be written.
+        ReadOnly = "read_only",
+        /// The disk is full.
+        Full = "full",
+        /// It is no SQLite file, or a broken one.
+        Corrupt = "corrupt",
+        /// Somebody else keeps it locked.
+        Busy = "busy",
+        /// A newer version of this program made it.
+        Newer = "newer",
+        /// Anything else.
+        Other = "other",
+    }
+}
+
 /// Writes nothing down.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoJournal;

@@ -5,6 +5,8 @@ use std::fmt;
 use iop_execution::{CancelReason, FailureCode};
 use iop_wire::CloseCode;
 
+use crate::journal::JournalTrouble;
+
 /// Which wire a piece of work uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "there are two wires")]
@@ -88,6 +90,14 @@ pub trait NodeObserver: fmt::Debug + Send + Sync + 'static {
     /// Messages of the Edge for runs that were over, told when a connection ends.
     fn late_messages(&self, count: u64) {
         let _ = count;
+    }
+    /// Notes that the run journal lost: its queue was full, or its file could not be written.
+    fn journal_dropped(&self, count: u64) {
+        let _ = count;
+    }
+    /// The journal could not be written. Told every time; the log has each kind once.
+    fn journal_trouble(&self, trouble: JournalTrouble) {
+        let _ = trouble;
     }
     /// Pushes of a provider that came after its run was fenced.
     fn late_pushes(&self, count: u64) {
