@@ -169,7 +169,8 @@ async fn fatal_refusals_end_serving_and_the_others_are_tried_again() {
         } else {
             assert_eq!(conn.try_next().await, None);
             node.accept().await;
-            assert_eq!(began.elapsed(), Duration::from_secs(20), "retry-after is a minimum");
+            let waited = began.elapsed().as_secs_f64();
+            assert!((20.0..=25.0).contains(&waited), "retry-after is a minimum: {waited}");
         }
     }
 }

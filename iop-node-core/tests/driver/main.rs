@@ -7,6 +7,7 @@ mod configs;
 mod fakes;
 mod flow;
 mod handshake;
+mod journal;
 mod liveness;
 mod read_out;
 mod reconnect;
