@@ -1,12 +1,14 @@
 //! On a real socket and in real time: what a model server sees of a Node.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use iop_adapters::{OpenAiCompat, OpenAiCompatConfig};
 use iop_execution::testkit::{Answer, ScriptedBackend};
 use iop_execution::{CancelReason, FailureCode, TunnelFrame};
 use iop_wire::*;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use crate::support::*;
@@ -72,4 +74,57 @@ async fn under_drain_the_backend_sees_no_close_and_the_place_is_taken_until_its_
         let traffic = backend.traffic();
         assert_eq!((traffic.client_closed, traffic.max_answering), (closes, 1), "{policy}");
     }
+}
+
+/// Stands before a backend and lets nobody through until it is told to.
+struct Door {
+    addr: std::net::SocketAddr,
+    open: Arc<AtomicBool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Door {
+    async fn before(backend: &ScriptedBackend) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (addr, behind) = (listener.local_addr().unwrap(), backend.addr());
+        let open = Arc::new(AtomicBool::new(false));
+        let may_pass = Arc::clone(&open);
+        let task = tokio::spawn(async move {
+            let mut passing = tokio::task::JoinSet::new();
+            while let Ok((mut from, _)) = listener.accept().await {
+                if may_pass.load(Ordering::Relaxed) {
+                    passing.spawn(async move {
+                        let mut to = TcpStream::connect(behind).await.unwrap();
+                        let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+                    });
+                }
+            }
+        });
+        Self { addr, open, task }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_comes_up_after_its_node_is_listed_and_usable_without_a_reconnect() {
+    // ADP-5
+    let end = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+    let backend = ScriptedBackend::builder().model("m", Answer::events().write(end)).start().await.unwrap();
+    let door = Door::before(&backend).await;
+    let adapter = OpenAiCompat::new(OpenAiCompatConfig::new(format!("http://{}", door.addr))).unwrap();
+    let mut node = Harness::new(Arc::new(adapter));
+    let mut conn = node.accept().await;
+    conn.features = vec![limits::FEATURE_PROVIDER_OFFERS.into()];
+    conn.register(vec![config()]).await;
+    assert!(conn.get_ready().await.providers[0].targets.is_empty());
+    door.open.store(true, Ordering::Relaxed);
+    let ack = timeout(PATIENCE, conn.ack()).await.unwrap();
+    assert_eq!(ack.providers[0].targets[0].target.as_str(), "m");
+    ask(&mut conn, 1).await;
+    assert_eq!(until(&mut conn, 1, TunnelFrame::is_terminal).await, TunnelFrame::End);
 }
