@@ -173,9 +173,13 @@ async fn a_shutdown_waits_for_what_is_read_and_a_dropped_node_for_nothing() {
     let (node, mut conn, calls) = running(Script::text("a").pause()).await;
     conn.send(cancel(1));
     assert_eq!(conn.rest(1).await, [CANCELLED]);
+    // An instance that waits for its last call to end must not keep that call alive.
+    conn.push(6, vec![]);
+    assert_eq!(conn.ack().await.applied_revision, 6);
     node.node.abort();
+    let began = Instant::now();
     calls.wait_for(|counts| counts.dropped == 1).await;
-    assert_eq!(calls.counts().active, 0);
+    assert_eq!((calls.counts().active, began.elapsed()), (0, Duration::ZERO));
 }
 
 #[tokio::test(start_paused = true)]

@@ -176,3 +176,16 @@ async fn a_pushed_config_is_asked_about_from_then_on() {
     assert_eq!((ack.seen_revision, ack.applied_revision, targets(&ack)), (6, 6, vec!["new"]));
     assert_eq!(instance.lifecycle().asked, asked, "what left is asked no more");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_push_does_not_ask_an_instance_that_stays_a_second_time() {
+    // ADP-5, REG-7
+    let Asked { node: _node, mut conn, instance, .. } = ready(true, Script::text("x")).await;
+    instance.lists(&[]);
+    instance.answers(None);
+    instance.wait_for(|counts| counts.asking == 1).await;
+    conn.push(6, vec![ProviderConfig { capacity: 0, ..fake("a", "ok") }, fake("b", "ok")]);
+    assert_eq!(conn.ack().await.applied_revision, 6);
+    assert!(conn.is_silent(Duration::from_secs(5)).await);
+    assert_eq!((instance.lifecycle().starts, instance.lifecycle().most_asking), (1, 1));
+}
