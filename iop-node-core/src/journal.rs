@@ -78,6 +78,8 @@ iop_execution::closed_list! {
         Corrupt = "corrupt",
         /// Somebody else keeps it locked.
         Busy = "busy",
+        /// It is a database with other things in it.
+        Foreign = "foreign",
         /// A newer version of this program made it.
         Newer = "newer",
         /// Anything else.

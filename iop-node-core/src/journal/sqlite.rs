@@ -81,6 +81,9 @@ CREATE INDEX IF NOT EXISTS iop_runs_created ON iop_runs (created_ms);
 CREATE INDEX IF NOT EXISTS iop_runs_running ON iop_runs (node) WHERE status = 'running';
 ";
 
+/// True for a database that holds something, but no journal: it is somebody else's, and is not touched.
+const IS_FOREIGN: &str = "SELECT count(*) > 0 AND count(CASE name WHEN 'iop_runs' THEN 1 END) = 0 FROM sqlite_master";
+
 /// Tells the time of day, in Unix milliseconds.
 pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
@@ -92,7 +95,7 @@ pub struct SqliteOptions {
     pub dsn: String,
     /// Which Node this is: the same after a restart, another one for another Node. Not a secret.
     pub node: String,
-    /// Most rows, of all Nodes in the file. It may be exceeded by a tenth, at most 1 000.
+    /// Most rows, of all Nodes in the file. There may be a tenth more, at most 1 000, and what was written at once.
     pub max_rows: u64,
     /// Rows older than this are removed.
     pub max_age: Duration,
@@ -290,6 +293,9 @@ impl Writer {
         let set_up = || -> rusqlite::Result<Option<JournalTrouble>> {
             connection.busy_timeout(BUSY_TRY)?;
             let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+            if connection.query_row(IS_FOREIGN, [], |row| row.get(0))? {
+                return Ok(Some(JournalTrouble::Foreign));
+            }
             if version > SCHEMA {
                 return Ok(Some(JournalTrouble::Newer));
             }
@@ -353,7 +359,7 @@ impl Writer {
     fn failed(&mut self, error: &rusqlite::Error) {
         let trouble = trouble_of(error);
         match trouble {
-            JournalTrouble::CantOpen | JournalTrouble::Corrupt | JournalTrouble::Newer => {
+            JournalTrouble::CantOpen | JournalTrouble::Corrupt | JournalTrouble::Foreign | JournalTrouble::Newer => {
                 self.connection = None;
                 self.retry = Some(Instant::now() + REOPEN_AFTER);
             }

@@ -219,6 +219,19 @@ fn a_table_of_a_newer_version_is_left_alone() {
 }
 
 #[test]
+fn a_database_of_somebody_else_is_left_alone() {
+    // NOD-7
+    let dir = Dir::new();
+    Connection::open(dir.file()).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
+    let (journal, told) = open(options(&dir));
+    let _ = journal.opened(run(RunPath::Run));
+    drop(journal);
+    assert_eq!((told.dropped(), told.troubles()), (1, vec![JournalTrouble::Foreign]));
+    assert_eq!(dir.read("SELECT name FROM sqlite_master", |row| row.get::<_, String>(0)), ["theirs"]);
+    assert_eq!(dir.read("PRAGMA user_version", |row| row.get::<_, i64>(0)), [0]);
+}
+
+#[test]
 fn a_full_queue_drops_and_counts_and_nobody_waits() {
     // NOD-7
     let dir = Dir::new();
