@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use iop_node_core::journal::JournalTrouble;
 use iop_node_core::journal::sqlite::{SqliteJournal, SqliteOptions};
 use iop_node_core::{
-    AllowUpstream, Node, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath, ServeEnd,
+    AllowUpstream, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath,
+    ServeEnd,
 };
 use iop_wire::link::grpc::GrpcConnector;
 use iop_wire::{CloseCode, Connector, RefusalReason};
@@ -38,27 +39,31 @@ pub fn connector(settings: &NodeSettings) -> Result<Arc<dyn Connector>, Failure>
     Ok(Arc::new(connector.with_congestion(settings.congestion.into())))
 }
 
-/// The Node of these settings.
+/// The Node of these settings; it writes no journal.
 ///
 /// # Errors
 /// [`Failure`] when a setting can't be used.
 pub fn node(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<Node, Failure> {
+    built(builder(settings, observer)?)
+}
+
+fn built(builder: NodeBuilder) -> Result<Node, Failure> {
+    builder.build().map_err(|error| Failure::fatal(error.to_string()))
+}
+
+fn builder(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<NodeBuilder, Failure> {
     let policy = ReconnectPolicy::new(settings.max_attempts, settings.interval)
         .map_err(|error| Failure::usage(error.to_string()))?;
     let upstream = match &settings.allow_upstream {
         Some(rules) => AllowUpstream::parse(rules).map_err(|error| Failure::usage(error.to_string()))?,
         None => AllowUpstream::default(),
     };
-    let mut builder = Node::builder(settings.token.clone(), connector(settings)?)
+    Ok(Node::builder(settings.token.clone(), connector(settings)?)
         .factory(Arc::new(BuiltIn::default()))
-        .observer(Arc::clone(&observer))
+        .observer(observer)
         .reconnect(policy)
         .allow_upstream(upstream)
-        .version(env!("CARGO_PKG_VERSION"));
-    if let Some(journal) = &settings.journal {
-        builder = builder.journal(Arc::new(SqliteJournal::open(journal_options(journal), observer)));
-    }
-    builder.build().map_err(|error| Failure::fatal(error.to_string()))
+        .version(env!("CARGO_PKG_VERSION")))
 }
 
 fn journal_options(journal: &JournalSettings) -> SqliteOptions {
@@ -85,7 +90,12 @@ pub async fn serve(settings: NodeSettings) -> Result<(), Failure> {
     let metrics = NodeMetrics::new();
     let teller =
         Teller { metrics: metrics.clone(), dial: settings.edge.dial.clone(), was_ready: AtomicBool::new(false) };
-    let node = node(&settings, Arc::new(teller))?;
+    let teller: Arc<dyn NodeObserver> = Arc::new(teller);
+    let mut builder = builder(&settings, Arc::clone(&teller))?;
+    if let Some(journal) = &settings.journal {
+        builder = builder.journal(Arc::new(SqliteJournal::open(journal_options(journal), teller)));
+    }
+    let node = built(builder)?;
     let status = node.status();
     let stop = Shutdown::default();
     if let Some(address) = settings.metrics {
