@@ -112,7 +112,7 @@ pub fn play_all(seeds: &[u64]) -> Summary {
                     summary.hashes.insert(seed, played.hash);
                     drop(summary);
                     let count = done.fetch_add(1, Ordering::Relaxed) + 1;
-                    if progress.is_some_and(|each| count as u64 % each.max(1) == 0) {
+                    if progress.is_some_and(|each| (count as u64).is_multiple_of(each.max(1))) {
                         eprintln!("{count} seeds");
                     }
                 }
