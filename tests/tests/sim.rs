@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use iop_tests::sim::seeds::{play_all, setting, show};
+use iop_tests::sim::seeds::{fixed, play_all, setting, show};
 use iop_tests::sim::stage::play;
 
 /// Seeds that are played on each run of the tests, beside the fixed ones.
@@ -60,12 +60,6 @@ const SEEN: [(&str, &str); 45] = [
     ("outcome", "slow_client"),
     ("outcome", "whole"),
 ];
-
-fn fixed() -> Vec<u64> {
-    let text = include_str!("../sim-seeds.txt");
-    let lines = text.lines().map(|line| line.split('#').next().unwrap().trim()).filter(|line| !line.is_empty());
-    lines.map(|line| line.parse().unwrap()).collect()
-}
 
 #[test]
 fn fixed_seeds() {
