@@ -263,6 +263,7 @@ pub struct Catalog {
     nodes: Vec<NodeEntry>,
     models: Vec<ModelGroup>,
     models_auto: bool,
+    auto_strategy: Option<Strategy>,
     queue: QueueDefaults,
     suspicion_withdraw: Option<Duration>,
     dispatch_ack_timeout: Duration,
@@ -278,6 +279,7 @@ impl Catalog {
                 nodes: Vec::new(),
                 models: Vec::new(),
                 models_auto: false,
+                auto_strategy: None,
                 queue: QueueDefaults::default(),
                 suspicion_withdraw: Some(DEFAULT_SUSPICION_WITHDRAW),
                 dispatch_ack_timeout: DISPATCH_ACK_TIMEOUT,
@@ -319,6 +321,12 @@ impl Catalog {
     #[must_use]
     pub const fn models_auto(&self) -> bool {
         self.models_auto
+    }
+
+    /// How a candidate of a model that comes from `models_auto` is chosen; none = by the engine's own policy.
+    #[must_use]
+    pub const fn auto_strategy(&self) -> Option<Strategy> {
+        self.auto_strategy
     }
 
     /// Queue bounds of models that name none.
@@ -382,6 +390,12 @@ impl CatalogBuilder {
     /// Publishes what ready providers list; off by default.
     pub const fn models_auto(mut self, on: bool) -> Self {
         self.catalog.models_auto = on;
+        self
+    }
+
+    /// How a candidate of a model that comes from `models_auto` is chosen; by the engine's own policy by default.
+    pub const fn auto_strategy(mut self, strategy: Option<Strategy>) -> Self {
+        self.catalog.auto_strategy = strategy;
         self
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use iop_execution::closed_list as closed;
 use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId};
 
+use crate::catalog::{Candidate, Strategy};
 use crate::state::{PlaceCounters, PlaceLimits};
 
 closed! {
@@ -115,6 +116,10 @@ pub struct ProviderSnapshot {
 pub struct GroupSnapshot {
     /// Its public name.
     pub model: ModelName,
+    /// How it can be served.
+    pub candidates: Vec<Candidate>,
+    /// How a candidate is chosen; none = by the engine's own policy.
+    pub strategy: Option<Strategy>,
     /// Requests that wait.
     pub waiting: usize,
     /// How long the one that came first has waited.

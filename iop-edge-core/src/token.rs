@@ -1,6 +1,6 @@
 //! Decides whether a token is the one that was issued: public id for the look-up, hashed secret for the proof.
 //!
-//! `iopn_<id>_<secret>`: 8 characters of id, 43 of secret (base64url of 32 random bytes). Only the SHA-256 of the
+//! `iopn_<id>_<secret>` (`iopk_` for clients, `iopa_` for operators): 8 characters of id, 43 of secret (base64url of 32 random bytes). Only the SHA-256 of the
 //! secret is ever stored, and it is compared in constant time (REG-6).
 
 use std::fmt;
@@ -16,12 +16,14 @@ const SECRET_CHARS: usize = 43;
 
 /// What a token opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums, reason = "the two kinds of callers an Edge has")]
+#[allow(clippy::exhaustive_enums, reason = "the kinds of callers an Edge has")]
 pub enum TokenKind {
     /// A client's API key: `iopk_…`.
     ApiKey,
     /// A Node's token: `iopn_…`.
     Node,
+    /// An operator's key: `iopa_…`.
+    Admin,
 }
 
 impl TokenKind {
@@ -29,6 +31,7 @@ impl TokenKind {
         match self {
             Self::ApiKey => "iopk_",
             Self::Node => "iopn_",
+            Self::Admin => "iopa_",
         }
     }
 }
@@ -196,6 +199,9 @@ mod tests {
         assert!(!stored.matches(&Token::generate(TokenKind::Node).unwrap()));
         assert!(!TokenHash::DUMMY.matches(&token));
         assert!(Token::parse(TokenKind::ApiKey, &token.reveal()).is_none());
+        // SEC-4: no client's key and no Node's token opens what is for operators
+        assert!(Token::parse(TokenKind::Admin, &token.reveal()).is_none());
+        assert!(Token::generate(TokenKind::Admin).unwrap().reveal().starts_with("iopa_"));
     }
 
     #[test]

@@ -275,6 +275,12 @@ impl Fleet {
         self.running_edge().openai
     }
 
+    /// Where operators connect.
+    #[must_use]
+    pub fn admin(&self) -> SocketAddr {
+        self.running_edge().admin
+    }
+
     /// The API key, as a client sends it.
     #[must_use]
     pub fn api_key(&self) -> String {

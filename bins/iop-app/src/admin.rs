@@ -1,4 +1,4 @@
-//! Decides what operators see without a key: metrics and health, on a listener of their own.
+//! Decides what operators see and do, on a listener of their own: metrics and health without a key, the API with one.
 
 use std::sync::Arc;
 
@@ -6,6 +6,15 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
+
+mod api;
+mod guard;
+#[cfg(test)]
+mod tests;
+pub mod view;
+
+pub use api::{Api, DEFAULT_RUNS, MAX_RUNS};
+pub use guard::AdminKey;
 
 /// Content type of `/metrics`.
 pub const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

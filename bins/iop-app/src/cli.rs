@@ -14,6 +14,7 @@ use crate::config::tree::Tree;
 use crate::config::{EdgeConfig, NodeOptions, Problems};
 use crate::exit::{Exit, Failure};
 use crate::init::{InitOptions, init};
+use crate::operate::{Operate, operate};
 use crate::telemetry::LogOptions;
 use crate::term::{note, say};
 use crate::up::UpOptions;
@@ -41,6 +42,8 @@ enum IopCommand {
     Up(Box<UpOptions>),
     /// Write what an Edge and a Node on two machines need: certificates, token, key, configs
     Init(InitOptions),
+    #[command(flatten)]
+    Operate(Operate),
     /// Check config files without starting anything; exit code 2 if one can't be used
     Check {
         /// edge.yaml or node.yaml
@@ -75,7 +78,22 @@ enum EdgeCommand {
     /// Print the JSON Schema of edge.yaml
     Schema,
     /// Read a token or key from standard input and print what edge.yaml holds of it
-    Hash,
+    Hash {
+        /// Make a new one of that kind instead, and print it, too
+        #[arg(long, value_name = "KIND")]
+        new: Option<NewToken>,
+    },
+}
+
+/// What `hash --new` makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum NewToken {
+    /// A Node's token
+    Node,
+    /// A client's API key
+    ApiKey,
+    /// The key of the admin API
+    Admin,
 }
 
 /// The Node: runs beside the models and dials out to its Edge
@@ -104,6 +122,7 @@ pub fn iop() -> ExitCode {
         IopCommand::Up(options) => start_log(&log, "warn,iop::access=info").and_then(|()| block_on(up::up(*options))),
         IopCommand::Init(options) => run_init(&options),
         IopCommand::Check { files } => check_files(&files),
+        IopCommand::Operate(command) => start_log(&log, "warn").and_then(|()| block_on(operate(command))),
     })
 }
 
@@ -126,7 +145,8 @@ pub fn iop_edge() -> ExitCode {
             say(format!("{:#}", edge_schema()));
             Ok(())
         }
-        EdgeCommand::Hash => hash(),
+        EdgeCommand::Hash { new: None } => hash(),
+        EdgeCommand::Hash { new: Some(kind) } => new_token(kind),
     })
 }
 
@@ -187,20 +207,9 @@ fn report(problems: &Problems) {
     }
 }
 
-fn counted(problems: &Problems) -> String {
-    let (errors, warnings) = problems.counts();
-    let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    match (errors, warnings) {
-        (0, 0) => "no problem found".to_owned(),
-        (0, _) => plural(warnings, "warning"),
-        (_, 0) => plural(errors, "error"),
-        (_, _) => format!("{}, {}", plural(errors, "error"), plural(warnings, "warning")),
-    }
-}
-
 fn refused(problems: &Problems) -> Failure {
     report(problems);
-    Failure::usage(format!("{}: {}", problems.file(), counted(problems)))
+    Failure::usage(format!("{}: {}", problems.file(), problems.summary()))
 }
 
 fn checked(problems: &Problems) -> Result<(), Failure> {
@@ -208,7 +217,7 @@ fn checked(problems: &Problems) -> Result<(), Failure> {
         return Err(refused(problems));
     }
     report(problems);
-    say(format!("{}: {}", problems.file(), counted(problems)));
+    say(format!("{}: {}", problems.file(), problems.summary()));
     Ok(())
 }
 
@@ -264,6 +273,25 @@ fn hash_lines(text: &str) -> Result<String, Failure> {
     if let Some(key) = Token::parse(TokenKind::ApiKey, text) {
         return Ok(format!("id: \"{}\"\nhash: \"{}\"", key.id().as_str(), key.hash()));
     }
-    Err(Failure::usage("that is no token: iopn_<8 characters>_<43 characters> for a Node, iopk_… for a client")
-        .hint("`iop init` makes one of each: echo \"$TOKEN\" | iop-edge hash"))
+    if let Some(key) = Token::parse(TokenKind::Admin, text) {
+        return Ok(format!("admin: {{ key_hash: \"{}\" }}", key.hash()));
+    }
+    let message =
+        "that is no token: iopn_<8 characters>_<43 characters> for a Node, iopk_… for a client, iopa_… for operators";
+    Err(Failure::usage(message).hint("`iop-edge hash --new node` makes one; so do `--new api-key` and `--new admin`"))
+}
+
+fn new_token(kind: NewToken) -> Result<(), Failure> {
+    let (kind, what) = match kind {
+        NewToken::Node => (TokenKind::Node, "the node's token file"),
+        NewToken::ApiKey => (TokenKind::ApiKey, "the client"),
+        NewToken::Admin => (TokenKind::Admin, "admin.key, for `iop`"),
+    };
+    let random = |error: getrandom::Error| Failure::fatal(format!("the operating system gives no randomness: {error}"));
+    let token = Token::generate(kind).map_err(random)?.reveal();
+    note(format!("for {what}, shown once:"));
+    say(&token);
+    note("for edge.yaml:");
+    say(hash_lines(&token)?);
+    Ok(())
 }

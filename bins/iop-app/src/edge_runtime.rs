@@ -8,6 +8,7 @@ use iop_edge_core::Edge;
 use iop_edge_core::api::Engine;
 use iop_edge_core::catalog::Catalog;
 use iop_edge_core::openai::{OpenAiConfig, OpenAiService};
+use iop_edge_core::snapshot::Status;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -15,7 +16,7 @@ use crate::access::AccessLog;
 use crate::admin::{Admin, router};
 use crate::lifecycle;
 use crate::listener::HttpListener;
-use crate::metrics::{EdgeMetrics, Gauges, NodeGauge, ProviderGauge};
+use crate::metrics::{EdgeMetrics, Gauges, ModelGauge, NodeGauge, ProviderGauge};
 use crate::shutdown::{DRAIN, Shutdown};
 use crate::track::{Inflight, Tracked};
 
@@ -40,8 +41,7 @@ impl EdgeRuntime {
         tokio::spawn(edge.drive());
         tokio::spawn(lifecycle::log(edge.clone()));
         let inflight = Inflight::new(metrics.inflight().clone());
-        let openai = openai.with_observer(Arc::new(AccessLog::new(metrics.clone())));
-        let openai = OpenAiService::new(Arc::new(edge.clone()), openai);
+        let openai = OpenAiService::new(Arc::new(edge.clone()), observed(openai, &metrics));
         Self { edge, metrics, inflight, openai }
     }
 
@@ -49,6 +49,29 @@ impl EdgeRuntime {
     #[must_use]
     pub const fn edge(&self) -> &Edge {
         &self.edge
+    }
+
+    /// Its metrics.
+    #[must_use]
+    pub const fn metrics(&self) -> &EdgeMetrics {
+        &self.metrics
+    }
+
+    /// The OpenAI surface.
+    #[must_use]
+    pub const fn openai(&self) -> &OpenAiService {
+        &self.openai
+    }
+
+    /// Client requests that are being answered.
+    #[must_use]
+    pub const fn inflight(&self) -> &Inflight {
+        &self.inflight
+    }
+
+    /// Replaces the settings of the OpenAI surface; a request keeps those it began with (CFG-2).
+    pub fn replace_openai(&self, openai: OpenAiConfig) {
+        self.openai.replace_config(observed(openai, &self.metrics));
     }
 
     /// What gauges show now.
@@ -62,18 +85,34 @@ impl EdgeRuntime {
                     id: provider.provider.to_string(),
                     capacity: provider.effective.capacity,
                     in_use: provider.in_use.in_use(),
+                    quarantined: provider.in_use.quarantined,
+                    ready: provider.status == Status::Ready,
+                    cooling: provider.cooling.is_some(),
                 })
                 .collect(),
             nodes: snapshot
                 .nodes
                 .iter()
-                .map(|node| NodeGauge { id: node.node.to_string(), ready: node.connected })
+                .map(|node| NodeGauge {
+                    id: node.node.to_string(),
+                    ready: node.connected,
+                    draining: node.draining,
+                    suspect: node.suspect,
+                })
                 .collect(),
-            waiting: snapshot.models.iter().map(|model| model.waiting as u64).sum(),
+            models: snapshot
+                .models
+                .iter()
+                .map(|model| ModelGauge {
+                    name: model.model.to_string(),
+                    waiting: model.waiting as u64,
+                    oldest_wait: model.oldest_wait,
+                })
+                .collect(),
         }
     }
 
-    /// What the admin listener serves.
+    /// What the admin listener serves to everybody.
     pub fn admin(&self) -> Router {
         let (ready, runtime) = (self.edge.clone(), self.clone());
         router(Admin {
@@ -88,15 +127,15 @@ impl EdgeRuntime {
     pub async fn serve(
         self,
         openai: HttpListener,
-        admin: Option<HttpListener>,
+        admin: Option<(HttpListener, Router)>,
         shutdown: Shutdown,
         told: impl FnOnce(usize),
     ) {
         let stop = Shutdown::default();
         let mut listeners = JoinSet::new();
         listeners.spawn(openai.serve(Tracked::new(self.openai.clone(), self.inflight.clone()), stop.clone()));
-        if let Some(admin) = admin {
-            listeners.spawn(admin.serve(self.admin(), stop.clone()));
+        if let Some((listener, router)) = admin {
+            listeners.spawn(listener.serve(router, stop.clone()));
         }
         shutdown.gracefully.cancelled().await;
         told(self.inflight.count());
@@ -114,6 +153,11 @@ impl EdgeRuntime {
         stop.force();
         let _aborted = timeout(FLUSH, all(&mut listeners)).await;
     }
+}
+
+/// With the access log and the metrics.
+fn observed(openai: OpenAiConfig, metrics: &EdgeMetrics) -> OpenAiConfig {
+    openai.with_observer(Arc::new(AccessLog::new(metrics.clone())))
 }
 
 async fn all(tasks: &mut JoinSet<()>) {

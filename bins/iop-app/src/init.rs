@@ -12,6 +12,7 @@ use rustls_pki_types::ServerName;
 use crate::certs::{self, VALID_DAYS};
 use crate::config::edge::{NODES_PORT, OPENAI_PORT};
 use crate::exit::Failure;
+use crate::operate::client::KEY_FILE;
 
 #[cfg(test)]
 mod tests;
@@ -74,6 +75,7 @@ pub fn init(options: &InitOptions, now: SystemTime) -> Result<Init, Failure> {
     let random = |error: getrandom::Error| Failure::fatal(format!("the operating system gives no randomness: {error}"));
     let token = Token::generate(TokenKind::Node).map_err(random)?;
     let key = Token::generate(TokenKind::ApiKey).map_err(random)?;
+    let admin = Token::generate(TokenKind::Admin).map_err(random)?;
     let certs = certs::generate(&options.host, now).map_err(|error| {
         Failure::usage(format!("the certificate can't be made: {error}"))
             .hint("--host takes a DNS name or an IP address")
@@ -83,7 +85,8 @@ pub fn init(options: &InitOptions, now: SystemTime) -> Result<Init, Failure> {
         File { name: "certs/edge.pem", text: certs.edge, secret: false },
         File { name: "certs/edge-key.pem", text: certs.edge_key.into_inner(), secret: true },
         File { name: "node.token", text: format!("{}\n", token.reveal()), secret: true },
-        File { name: "edge.yaml", text: edge_yaml(options, &token, &key), secret: false },
+        File { name: KEY_FILE, text: format!("{}\n", admin.reveal()), secret: true },
+        File { name: "edge.yaml", text: edge_yaml(options, &token, &key, &admin), secret: false },
         File { name: "node.yaml", text: node_yaml(options), secret: false },
     ];
     write_all(&options.dir, &files, options.force)?;
@@ -126,7 +129,7 @@ fn create(path: &Path, text: &str, secret: bool) -> io::Result<()> {
     options.open(path)?.write_all(text.as_bytes())
 }
 
-fn edge_yaml(options: &InitOptions, token: &Token, key: &Token) -> String {
+fn edge_yaml(options: &InitOptions, token: &Token, key: &Token, admin: &Token) -> String {
     let ip = if options.host.is_empty() { "127.0.0.1" } else { "0.0.0.0" };
     let provider = options.backend.as_ref().map_or_else(
         || "- { id: demo, kind: demo }          # a model without weights; replace it by something like\n      # - { id: vllm, kind: openai_compat, base_url: \"http://127.0.0.1:8000\", capacity: 32 }".to_owned(),
@@ -141,6 +144,7 @@ tls:
 auth:
   api_keys:
     - {{ id: \"{}\", hash: \"{}\", principal: default, models: [\"*\"] }}
+admin: {{ key_hash: \"{}\" }}
 nodes:
   - id: \"{}\"
     token_id: \"{}\"
@@ -152,6 +156,7 @@ queue: {{ max_waiting: 1024, timeout_ms: 30000 }}
 ",
         key.id().as_str(),
         key.hash(),
+        admin.hash(),
         options.node,
         token.id().as_str(),
         token.hash(),
@@ -182,13 +187,16 @@ fn shown(options: &InitOptions, token: &Token, key: &Token) -> String {
     let (dir, host) = (&options.dir, edge_host(options));
     let at = |name: &str| if dir == Path::new(".") { name.to_owned() } else { dir.join(name).display().to_string() };
     let (edge_yaml, node_token, ca) = (at("edge.yaml"), at("node.token"), at("certs/ca.pem"));
+    let admin_key = at(KEY_FILE);
+    let status =
+        if admin_key == KEY_FILE { "iop status".to_owned() } else { format!("iop status --key-file {admin_key}") };
     let elsewhere = if options.host.is_empty() {
         "Both on this machine. For a Node on another one: iop init --force --host NAME-OF-THIS-MACHINE".to_owned()
     } else {
         format!("Copy {node_token} and {ca} to the Node's machine first.")
     };
     format!(
-        "wrote {edge_yaml}, {}, {node_token}, {ca}, {}, {} (certificates are valid for {VALID_DAYS} days)
+        "wrote {edge_yaml}, {}, {node_token}, {admin_key}, {ca}, {}, {} (certificates are valid for {VALID_DAYS} days)
 
 Shown once, kept nowhere but here:
   API key     {}
@@ -198,6 +206,7 @@ Next:
   iop-edge serve --config {edge_yaml}
   iop-node serve --edge https://{host}:{NODES_PORT} --token-file {node_token} --ca {ca}
   curl --cacert {ca} https://{host}:{OPENAI_PORT}/v1/models -H 'Authorization: Bearer {}'
+  {status}
 
 {elsewhere}",
         at("node.yaml"),

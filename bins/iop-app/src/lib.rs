@@ -5,9 +5,10 @@
 //! | [`cli`] | which commands the binaries have |
 //! | [`up`], [`serve_edge`], [`serve_node`], [`init`] | what each command does |
 //! | [`config`] | what config files say, and how mistakes are told |
-//! | [`edge_runtime`] | how an Edge lives in a process, and how it ends |
+//! | [`edge_runtime`], [`reload`] | how an Edge lives in a process, how it takes a new config, and how it ends |
+//! | [`operate`] | how `iop` asks a running Edge, and how the answers look |
 //! | [`listener`], [`track`] | what a client may cost; when its request is over |
-//! | [`admin`], [`metrics`], [`node_metrics`], [`access`], [`lifecycle`], [`telemetry`] | what operators see |
+//! | [`admin`], [`metrics`], [`node_metrics`], [`access`], [`lifecycle`], [`telemetry`] | what operators see and do |
 //! | [`tls`], [`certs`] | certificates |
 //! | [`adapters`] | which adapter runs which backend |
 //! | [`shutdown`], [`exit`], [`term`] | how a process ends, and how it talks |
@@ -25,6 +26,8 @@ pub mod lifecycle;
 pub mod listener;
 pub mod metrics;
 pub mod node_metrics;
+pub mod operate;
+pub mod reload;
 pub mod serve_edge;
 pub mod serve_node;
 pub mod shutdown;
@@ -36,5 +39,7 @@ pub mod up;
 
 #[cfg(test)]
 mod testdir;
+#[cfg(test)]
+mod testfleet;
 #[cfg(test)]
 mod testhttp;

@@ -52,6 +52,21 @@ fn say(edge: &Edge, event: &EdgeNodeEvent) {
             _ => tracing::warn!(%node, %code, "node disconnected"),
         },
         EdgeNodeEvent::NotReady { node, code } => tracing::warn!(%node, %code, "node left before it was ready"),
+        EdgeNodeEvent::Suspected { node, .. } => {
+            tracing::warn!(%node, "node does not answer: new work prefers others");
+        }
+        EdgeNodeEvent::Trusted { node, .. } => tracing::info!(%node, "node answers again"),
+        EdgeNodeEvent::InService { node, on: false } => {
+            tracing::info!(%node, "node taken out of service: it gets no new work");
+        }
+        EdgeNodeEvent::InService { node, on: true } => tracing::info!(%node, "node put back into service"),
+        EdgeNodeEvent::ConfigApplied { node, revision } => {
+            tracing::info!(%node, revision, "node has its new config in force");
+            capacities(edge, node);
+        }
+        EdgeNodeEvent::ConfigRefused { node, revision, error } => {
+            tracing::warn!(%node, revision, %error, "node keeps its old config: it can't use the new one");
+        }
         EdgeNodeEvent::RateLimited { retry_after } => {
             tracing::warn!(
                 retry_after_ms = retry_after.as_millis(),

@@ -1,7 +1,9 @@
 //! Decides what is measured and under which names: `iop_…`, base units, label values from closed lists or the config.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use iop_edge_core::observe::{Observation, Observer};
 use iop_edge_core::openai::{RequestObserver, RequestRecord};
@@ -45,6 +47,11 @@ struct NodeLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ProviderLabel {
     provider: String,
 }
@@ -56,6 +63,10 @@ pub struct NodeGauge {
     pub id: String,
     /// It is connected and ready.
     pub ready: bool,
+    /// It takes no new work.
+    pub draining: bool,
+    /// It does not answer.
+    pub suspect: bool,
 }
 
 /// State of one provider for its gauges.
@@ -65,8 +76,25 @@ pub struct ProviderGauge {
     pub id: String,
     /// Places.
     pub capacity: u32,
-    /// Places in use.
+    /// Places in use, the quarantined ones among them.
     pub in_use: u32,
+    /// Places that wait for the end of cancelled work.
+    pub quarantined: u32,
+    /// It takes new work.
+    pub ready: bool,
+    /// It said that it is busy.
+    pub cooling: bool,
+}
+
+/// State of one model for its gauges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelGauge {
+    /// Its public name, as a config or a provider's list has it.
+    pub name: String,
+    /// Requests that wait for it.
+    pub waiting: u64,
+    /// How long the oldest of them has waited.
+    pub oldest_wait: Duration,
 }
 
 /// What gauges show, read at each scrape.
@@ -76,8 +104,8 @@ pub struct Gauges {
     pub nodes: Vec<NodeGauge>,
     /// Every configured provider.
     pub providers: Vec<ProviderGauge>,
-    /// Requests that wait for a place.
-    pub waiting: u64,
+    /// Every model.
+    pub models: Vec<ModelGauge>,
 }
 
 /// Every metric of an Edge. Clones share their values.
@@ -94,8 +122,25 @@ pub struct EdgeMetrics {
     inflight: Gauge,
     waiting: Gauge,
     node_ready: Family<NodeLabel, Gauge>,
+    node_draining: Family<NodeLabel, Gauge>,
+    node_suspect: Family<NodeLabel, Gauge>,
     capacity: Family<ProviderLabel, Gauge>,
     in_use: Family<ProviderLabel, Gauge>,
+    places_quarantined: Family<ProviderLabel, Gauge>,
+    provider_ready: Family<ProviderLabel, Gauge>,
+    cooling: Family<ProviderLabel, Gauge>,
+    model_waiting: Family<ModelLabel, Gauge>,
+    model_oldest_wait: Family<ModelLabel, Gauge<f64, AtomicU64>>,
+    config_revision: Gauge,
+    reloads: Family<ResultLabel, Counter>,
+    pushes: Family<ResultLabel, Counter>,
+    penalties: Family<ProviderLabel, Counter>,
+    coolings: Family<ProviderLabel, Counter>,
+    suspicions: Family<NodeLabel, Counter>,
+    withdrawals: Family<NodeLabel, Counter>,
+    receipts_missing: Counter,
+    /// One scrape at a time fills the gauges.
+    rendering: Arc<Mutex<()>>,
     connections: Counter,
     closed: Family<Kind, Counter>,
     refused: Family<Kind, Counter>,
@@ -130,8 +175,24 @@ impl EdgeMetrics {
             inflight: Gauge::default(),
             waiting: Gauge::default(),
             node_ready: Family::default(),
+            node_draining: Family::default(),
+            node_suspect: Family::default(),
             capacity: Family::default(),
             in_use: Family::default(),
+            places_quarantined: Family::default(),
+            provider_ready: Family::default(),
+            cooling: Family::default(),
+            model_waiting: Family::default(),
+            model_oldest_wait: Family::default(),
+            config_revision: Gauge::default(),
+            reloads: Family::default(),
+            pushes: Family::default(),
+            penalties: Family::default(),
+            coolings: Family::default(),
+            suspicions: Family::default(),
+            withdrawals: Family::default(),
+            receipts_missing: Counter::default(),
+            rendering: Arc::default(),
             connections: Counter::default(),
             closed: Family::default(),
             refused: Family::default(),
@@ -161,6 +222,34 @@ impl EdgeMetrics {
         registry.register("requests_inflight", "Client requests being answered", all.inflight.clone());
         registry.register("requests_waiting", "Requests that wait for a place", all.waiting.clone());
         registry.register("node_ready", "1 = connected and ready", all.node_ready.clone());
+        registry.register("node_draining", "1 = takes no new work", all.node_draining.clone());
+        registry.register("node_suspect", "1 = does not answer", all.node_suspect.clone());
+        registry.register("provider_ready", "1 = takes new work", all.provider_ready.clone());
+        registry.register("provider_cooling", "1 = said that it is busy", all.cooling.clone());
+        registry.register(
+            "provider_quarantined",
+            "Places that wait for the end of cancelled work",
+            all.places_quarantined.clone(),
+        );
+        registry.register("model_waiting", "Requests that wait for a place, per model", all.model_waiting.clone());
+        registry.register_with_unit(
+            "model_oldest_wait",
+            "Wait of the request that has waited longest",
+            Unit::Seconds,
+            all.model_oldest_wait.clone(),
+        );
+        registry.register("config_revision", "Revision of the config in force", all.config_revision.clone());
+        registry.register("config_reloads", "Attempts to take a new config", all.reloads.clone());
+        registry.register("config_pushes", "New configs sent to ready Nodes that ended", all.pushes.clone());
+        registry.register("provider_penalties", "Failures that count as load for a while", all.penalties.clone());
+        registry.register("provider_coolings", "Times that a provider said it is busy", all.coolings.clone());
+        registry.register("node_suspicions", "Questions that a Node left unanswered", all.suspicions.clone());
+        registry.register("runs_withdrawn", "Runs taken from a suspect before content", all.withdrawals.clone());
+        registry.register(
+            "receipts_missing",
+            "Dispatches that no Node confirmed in time",
+            all.receipts_missing.clone(),
+        );
         registry.register("provider_capacity", "Places of a provider", all.capacity.clone());
         registry.register("provider_in_use", "Places of a provider in use", all.in_use.clone());
         registry.register("node_connections", "Connections of Nodes that came up", all.connections.clone());
@@ -183,18 +272,52 @@ impl EdgeMetrics {
         &self.inflight
     }
 
+    /// A config is in force.
+    pub fn config_revision(&self, revision: u64) {
+        self.config_revision.set(i64::try_from(revision).unwrap_or(i64::MAX));
+    }
+
+    /// Somebody asked for a new config, and it was taken or not.
+    pub fn reloaded(&self, applied: bool) {
+        let result = if applied { "applied" } else { "refused" };
+        self.reloads.get_or_create(&ResultLabel { result }).inc();
+    }
+
     /// Everything as Prometheus text, with gauges as they are now.
     #[must_use]
     pub fn render(&self, now: &Gauges) -> String {
-        self.waiting.set(i64::try_from(now.waiting).unwrap_or(i64::MAX));
+        let _one = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
+        // What was taken out of the config has no series any more.
+        for family in [&self.node_ready, &self.node_draining, &self.node_suspect] {
+            family.clear();
+        }
+        let providers = [&self.capacity, &self.in_use, &self.places_quarantined, &self.provider_ready, &self.cooling];
+        for family in providers {
+            family.clear();
+        }
+        self.model_waiting.clear();
+        self.model_oldest_wait.clear();
         for node in &now.nodes {
-            self.node_ready.get_or_create(&NodeLabel { node: node.id.clone() }).set(i64::from(node.ready));
+            let label = NodeLabel { node: node.id.clone() };
+            self.node_ready.get_or_create(&label).set(node.ready.into());
+            self.node_draining.get_or_create(&label).set(node.draining.into());
+            self.node_suspect.get_or_create(&label).set(node.suspect.into());
         }
         for provider in &now.providers {
             let label = ProviderLabel { provider: provider.id.clone() };
             self.capacity.get_or_create(&label).set(provider.capacity.into());
             self.in_use.get_or_create(&label).set(provider.in_use.into());
+            self.places_quarantined.get_or_create(&label).set(provider.quarantined.into());
+            self.provider_ready.get_or_create(&label).set(provider.ready.into());
+            self.cooling.get_or_create(&label).set(provider.cooling.into());
         }
+        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        for model in &now.models {
+            let label = ModelLabel { model: model.name.clone() };
+            self.model_waiting.get_or_create(&label).set(count(model.waiting));
+            self.model_oldest_wait.get_or_create(&label).set(model.oldest_wait.as_secs_f64());
+        }
+        self.waiting.set(count(now.models.iter().map(|model| model.waiting).sum()));
         let mut text = String::new();
         // Writing to a String can't fail.
         let _infallible = encode(&mut text, &self.registry);
@@ -259,6 +382,25 @@ impl Observer for EdgeMetrics {
             Observation::LeaseReleased { cause, .. } => count(&self.released, cause.as_str()),
             Observation::Quarantined { provider } => {
                 self.quarantined.get_or_create(&ProviderLabel { provider: provider.to_string() }).inc();
+            }
+            Observation::Penalised { provider } => {
+                self.penalties.get_or_create(&ProviderLabel { provider: provider.to_string() }).inc();
+            }
+            Observation::Cooling { provider } => {
+                self.coolings.get_or_create(&ProviderLabel { provider: provider.to_string() }).inc();
+            }
+            Observation::Suspected { node } => {
+                self.suspicions.get_or_create(&NodeLabel { node: node.to_string() }).inc();
+            }
+            Observation::Withdrawn { node } => {
+                self.withdrawals.get_or_create(&NodeLabel { node: node.to_string() }).inc();
+            }
+            Observation::ReceiptMissing => {
+                self.receipts_missing.inc();
+            }
+            Observation::ConfigPushed { applied, .. } => {
+                let result = if *applied { "applied" } else { "refused" };
+                self.pushes.get_or_create(&ResultLabel { result }).inc();
             }
             Observation::Waited { outcome, .. } => count(&self.waits, outcome.as_str()),
             Observation::LateMessage => {

@@ -7,11 +7,13 @@ use iop_wire::link::grpc::{Congestion, GrpcListener};
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
+use crate::admin::{AdminKey, Api};
 use crate::config::LoadedEdge;
 use crate::edge_runtime::EdgeRuntime;
 use crate::exit::Failure;
 use crate::listener::{HttpListener, Limits};
-use crate::shutdown::Shutdown;
+use crate::reload::{FIRST_REVISION, Reloader};
+use crate::shutdown::{Hangup, Shutdown};
 use crate::term::say;
 use crate::tls;
 
@@ -24,6 +26,8 @@ pub struct BoundEdge {
     runtime: EdgeRuntime,
     openai: HttpListener,
     admin: HttpListener,
+    reloader: Reloader,
+    api: Api,
     nodes: TcpListener,
     nodes_tls: Option<std::sync::Arc<rustls::ServerConfig>>,
     congestion: Congestion,
@@ -54,7 +58,7 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
     let config = &loaded.config;
     let unusable = |error: tls::TlsError| Failure::usage(error.to_string());
     let pair =
-        |pair: &Option<crate::config::edge::TlsPair>| pair.as_ref().map(|pair| pair.load(&loaded.base)).transpose();
+        |pair: &Option<crate::config::edge::TlsPair>| pair.as_ref().map(|pair| pair.load(loaded.base())).transpose();
     let openai_tls = pair(&config.tls.openai)
         .map_err(unusable)?
         .map(|pair| tls::openai_server(&pair))
@@ -67,8 +71,10 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
         .map_err(unusable)?;
 
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let catalog = loaded.catalog(created)?;
-    let runtime = EdgeRuntime::start(catalog, config.edge_id.as_deref().unwrap_or("edge"), loaded.openai()?);
+    let catalog = loaded.catalog(created, FIRST_REVISION)?;
+    let key = AdminKey::new(loaded.admin_key()?);
+    let runtime = EdgeRuntime::start(catalog, config.edge_id(), loaded.openai()?);
+    let reloader = Reloader::new(loaded.clone(), created, runtime.clone(), key.clone());
 
     let limits = Limits {
         connections: config.limits.connections,
@@ -86,10 +92,13 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
         .await
         .map_err(|error| cannot_listen("admin", address, &error))?;
     let unknown = |error: std::io::Error| Failure::fatal(format!("can't tell where it listens: {error}"));
+    let admin_address = admin.local_addr().map_err(unknown)?;
     Ok(BoundEdge {
+        api: Api::new(config.edge_id(), admin_address, key, runtime.clone(), reloader.clone()),
+        reloader,
         openai_address: openai.local_addr().map_err(unknown)?,
         nodes_address: nodes.local_addr().map_err(unknown)?,
-        admin_address: admin.local_addr().map_err(unknown)?,
+        admin_address,
         runtime,
         openai,
         admin,
@@ -106,9 +115,16 @@ impl BoundEdge {
         &self.runtime
     }
 
+    /// Takes new configs for it.
+    #[must_use]
+    pub const fn reloader(&self) -> &Reloader {
+        &self.reloader
+    }
+
     /// Serves until `shutdown`.
     pub async fn serve(self, shutdown: Shutdown) {
-        let Self { runtime, openai, admin, nodes, nodes_tls, congestion, .. } = self;
+        let Self { runtime, openai, admin, api, nodes, nodes_tls, congestion, .. } = self;
+        let router = runtime.admin().merge(api.router());
         let (links, edge) = (TaskTracker::new(), runtime.edge().clone());
         let accept = tokio_util::sync::CancellationToken::new();
         let spawn = links.clone();
@@ -120,7 +136,7 @@ impl BoundEdge {
             spawn.spawn(edge.attach(link));
         };
         let accepting = tokio::spawn(listener.serve(attach, accept.clone()));
-        runtime.serve(openai, Some(admin), shutdown, shutting_down).await;
+        runtime.serve(openai, Some((admin, router)), shutdown, shutting_down).await;
         // After Goodbye; the engine refuses Nodes since the shutdown began.
         accept.cancel();
         accepting.abort();
@@ -139,7 +155,16 @@ pub(crate) fn shutting_down(running: usize) {
 pub async fn serve(loaded: LoadedEdge) -> Result<(), Failure> {
     let shutdown =
         Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
+    let mut hangup = Hangup::new().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
     let bound = bind(&loaded).await?;
+    let reloader = bound.reloader().clone();
+    let reloading = tokio::spawn(async move {
+        loop {
+            hangup.next().await;
+            // The log says how it went.
+            let _logged = reloader.reload().await;
+        }
+    });
     let scheme = |pair: &Option<crate::config::edge::TlsPair>, tls: &'static str, plain: &'static str| {
         if pair.is_some() { tls } else { plain }
     };
@@ -152,6 +177,7 @@ pub async fn serve(loaded: LoadedEdge) -> Result<(), Failure> {
         bound.admin_address,
     ));
     bound.serve(shutdown).await;
+    reloading.abort();
     say("stopped");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Decides how a process is asked to stop: the first signal finishes work, the second one ends at once.
+//! Decides what signals ask of a process: the first to stop finishes work, the second one ends at once, SIGHUP reloads.
 
 use std::io;
 use std::time::Duration;
@@ -40,6 +40,47 @@ impl Shutdown {
     pub fn force(&self) {
         self.gracefully.cancel();
         self.now.cancel();
+    }
+}
+
+/// SIGHUP: read the config again (BIN-5). Where there is no such signal, it never comes.
+#[derive(Debug)]
+pub struct Hangup {
+    #[cfg(unix)]
+    signal: tokio::signal::unix::Signal,
+}
+
+impl Hangup {
+    /// Listens from now on; until then the signal ends the process.
+    ///
+    /// # Errors
+    /// When the operating system does not allow to listen for signals. Must be called within a tokio runtime.
+    #[cfg(unix)]
+    pub fn new() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { signal: signal(SignalKind::hangup())? })
+    }
+
+    /// Never fires here.
+    ///
+    /// # Errors
+    /// None here.
+    #[cfg(not(unix))]
+    #[allow(clippy::unnecessary_wraps, reason = "fails on other systems")]
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {})
+    }
+
+    /// Waits for the next one. Several that came meanwhile are one.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time.
+    pub async fn next(&mut self) {
+        #[cfg(unix)]
+        if self.signal.recv().await.is_some() {
+            return;
+        }
+        std::future::pending().await
     }
 }
 

@@ -224,10 +224,16 @@ pub async fn start(options: &UpOptions, shutdown: Shutdown) -> Result<Up, Failur
         metrics: metrics_address,
         tls_cert: options.tls_cert.clone(),
         moved_from: moved.then_some(wanted),
-        serving: tokio::spawn(runtime.serve(openai, metrics, shutdown, shutting_down)),
+        serving: tokio::spawn(serve(runtime, openai, metrics, shutdown)),
         node,
         probed,
     })
+}
+
+/// There is no admin API here: a process that one person started in a terminal is operated in that terminal.
+async fn serve(runtime: EdgeRuntime, openai: HttpListener, metrics: Option<HttpListener>, shutdown: Shutdown) {
+    let admin = metrics.map(|listener| (listener, runtime.admin()));
+    runtime.serve(openai, admin, shutdown, shutting_down).await;
 }
 
 fn access(options: &UpOptions, wanted: SocketAddr) -> Result<Access, Failure> {
@@ -359,6 +365,7 @@ fn record(id: &str, url: Option<&str>, auth: Option<&AuthReference>) -> Provider
         response_stall_timeout_ms: 0,
         close_grace_ms: 0,
         terminal_linger_ms: 0,
+        cancel_policy: crate::config::edge::CancelPolicyConfig::Abort,
         auth: auth.map(|auth| crate::config::edge::ProviderAuth { bearer: auth.to_string() }),
         enabled: true,
     }

@@ -49,13 +49,21 @@ pub struct ApiKeyRecord {
     hash: TokenHash,
     principal: Principal,
     models: AllowedModels,
+    priority: i8,
 }
 
 impl ApiKeyRecord {
     /// A record of the key with this id and hash; [`Token::generate`] makes one, [`TokenKind::ApiKey`] is its kind.
     #[must_use]
     pub const fn new(id: TokenId, hash: TokenHash, principal: Principal, models: AllowedModels) -> Self {
-        Self { id, hash, principal, models }
+        Self { id, hash, principal, models, priority: 0 }
+    }
+
+    /// With another priority than 0: who waits for a place with a higher one goes first.
+    #[must_use]
+    pub const fn with_priority(mut self, priority: i8) -> Self {
+        self.priority = priority;
+        self
     }
 
     /// The public id.
@@ -81,10 +89,11 @@ enum Mode {
 pub(crate) struct Caller {
     pub(crate) principal: Option<Principal>,
     pub(crate) models: AllowedModels,
+    pub(crate) priority: i8,
 }
 
 impl Caller {
-    const ANYBODY: Self = Self { principal: None, models: AllowedModels::All };
+    const ANYBODY: Self = Self { principal: None, models: AllowedModels::All, priority: 0 };
 }
 
 impl ApiKeys {
@@ -132,9 +141,11 @@ impl ApiKeys {
         let key = Token::parse(TokenKind::ApiKey, presented(headers)?)?;
         let record = by_id.get(key.id());
         let matches = record.map_or(TokenHash::DUMMY, |record| record.hash).matches(&key);
-        record
-            .filter(|_| matches)
-            .map(|record| Caller { principal: Some(record.principal.clone()), models: record.models.clone() })
+        record.filter(|_| matches).map(|record| Caller {
+            principal: Some(record.principal.clone()),
+            models: record.models.clone(),
+            priority: record.priority,
+        })
     }
 }
 

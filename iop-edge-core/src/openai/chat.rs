@@ -70,6 +70,7 @@ where
     let Some(model) = model else { return refuse(&ApiError::model_not_found(request.model()), recorder) };
     let mut submit = Submit::to_model(model.clone());
     submit.principal = caller.principal;
+    submit.priority = caller.priority;
     submit.stream = request.stream();
     submit.prompt_tokens_estimate = request.prompt_tokens();
     submit.prompt_prefix = request.prompt_prefix();

@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -32,14 +32,27 @@ use crate::api::Engine;
 #[derive(Debug, Clone)]
 pub struct OpenAiService {
     engine: Arc<dyn Engine>,
-    config: Arc<OpenAiConfig>,
+    // Locked for as long as a pointer is copied, once per request.
+    config: Arc<RwLock<Arc<OpenAiConfig>>>,
 }
 
 impl OpenAiService {
     /// The API of `engine`.
     #[must_use]
     pub fn new(engine: Arc<dyn Engine>, config: OpenAiConfig) -> Self {
-        Self { engine, config: Arc::new(config) }
+        Self { engine, config: Arc::new(RwLock::new(Arc::new(config))) }
+    }
+
+    /// Replaces the settings of this service and its clones. A request keeps those it began with (CFG-2).
+    pub fn replace_config(&self, config: OpenAiConfig) {
+        let config = Arc::new(config);
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+    }
+
+    /// The settings that a request which comes now begins with.
+    #[must_use]
+    pub fn config(&self) -> Arc<OpenAiConfig> {
+        Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Answers one request.
@@ -49,6 +62,7 @@ impl OpenAiService {
     where
         B: Body<Data = Bytes>,
     {
+        let config = self.config();
         let (head, body) = request.into_parts();
         let route = resolve(&head.method, head.uri.path());
         let id = fresh_id();
@@ -56,7 +70,7 @@ impl OpenAiService {
             Route::Health => return marked(alive(), id, 0),
             Route::Ready => return marked(self.readiness(), id, 0),
             Route::Options(allow) => {
-                self.recorder(id, Endpoint::Other).completed(StatusCode::NO_CONTENT);
+                recorder(&config, id, Endpoint::Other).completed(StatusCode::NO_CONTENT);
                 return marked(options(allow), id, 0);
             }
             Route::WrongMethod(allow) => (Endpoint::Other, Err(ApiError::method_not_allowed(allow))),
@@ -66,15 +80,15 @@ impl OpenAiService {
             Route::Models => (Endpoint::Models, Ok(Asked::Models)),
             Route::Model(name) => (Endpoint::Models, Ok(Asked::Model(name))),
         };
-        let mut recorder = self.recorder(id, endpoint);
+        let mut recorder = recorder(&config, id, endpoint);
         let arrived = recorder.arrived();
         // Before a byte of the body is read.
-        let caller = || self.config.keys.authenticate(&head.headers).ok_or_else(ApiError::unauthorized);
+        let caller = || config.keys.authenticate(&head.headers).ok_or_else(ApiError::unauthorized);
         let response = match asked.and_then(|asked| Ok((asked, caller()?))) {
             Err(error) => refuse(&error, recorder),
             Ok((asked, caller)) => {
                 recorder.caller(caller.principal.clone());
-                let (engine, config) = (Arc::clone(&self.engine), Arc::clone(&self.config));
+                let engine = Arc::clone(&self.engine);
                 match asked {
                     Asked::Chat => Box::pin(chat::serve(engine, config, caller, head, body, recorder)).await,
                     Asked::Models => found(Ok(models::list(&*engine, &config, &caller)), recorder),
@@ -87,13 +101,13 @@ impl OpenAiService {
         marked(response, id, u64::try_from(spent.as_millis()).unwrap_or(u64::MAX))
     }
 
-    fn recorder(&self, id: RequestId, endpoint: Endpoint) -> Recorder {
-        Recorder::new(Arc::clone(&self.config.observer), id, endpoint)
-    }
-
     fn readiness(&self) -> Response<OpenAiBody> {
         if self.engine.is_ready() { alive() } else { ApiError::not_ready().to_response() }
     }
+}
+
+fn recorder(config: &OpenAiConfig, id: RequestId, endpoint: Endpoint) -> Recorder {
+    Recorder::new(Arc::clone(&config.observer), id, endpoint)
 }
 
 /// What needs a caller.

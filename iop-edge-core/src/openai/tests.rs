@@ -5,6 +5,7 @@ mod chat_tunnel;
 mod client_idle;
 mod limits;
 mod records;
+mod reload;
 mod surface;
 
 use std::collections::VecDeque;

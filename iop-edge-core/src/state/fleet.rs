@@ -258,7 +258,9 @@ impl Fleet {
                     && let Ok(name) = ModelName::new(target.as_str())
                 {
                     places.insert(target, models.len());
-                    models.push(ModelGroup::new(name, vec![candidate], catalog.queue()));
+                    let mut model = ModelGroup::new(name, vec![candidate], catalog.queue());
+                    model.strategy = catalog.auto_strategy();
+                    models.push(model);
                 }
             }
         }

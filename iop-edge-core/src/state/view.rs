@@ -58,6 +58,8 @@ impl EdgeState {
         });
         let groups = self.groups.iter().map(|group| GroupSnapshot {
             model: group.model.name.clone(),
+            candidates: group.model.candidates.clone(),
+            strategy: group.model.strategy,
             waiting: group.queue.len(),
             oldest_wait: group.queue.oldest().map(|since| now.saturating_duration_since(since)).unwrap_or_default(),
         });

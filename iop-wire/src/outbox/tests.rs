@@ -9,6 +9,7 @@ use super::*;
 use crate::limits::{INITIAL_WINDOW, MAX_CHUNK, MAX_DELTA, RUN_CONTROL, RUN_QUEUE_BYTES, RUN_QUEUE_FRAMES};
 use crate::message::{DispatchHead, Ping, RequestChunk, RunDispatch, ToEdge, ToNode};
 
+mod credit;
 mod model;
 
 pub(super) fn request(tag: u8) -> ToNode {

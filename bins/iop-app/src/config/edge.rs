@@ -15,14 +15,15 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use table::{EDGE, KINDS};
+pub use table::{EDGE, KINDS, STRATEGIES};
 
 /// Port of the OpenAI listener.
 pub const OPENAI_PORT: u16 = 8180;
 /// Port that Nodes dial.
 pub const NODES_PORT: u16 = 8443;
-/// Port of metrics and health.
+/// Port of metrics, health and the admin API.
 pub const ADMIN_PORT: u16 = 9190;
+
 /// `edge.yaml`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -35,12 +36,16 @@ pub struct EdgeConfig {
     pub tls: TlsConfig,
     /// Who may use it.
     pub auth: AuthConfig,
+    /// Who may operate it; none = nobody.
+    pub admin: Option<AdminConfig>,
     /// Nodes.
     pub nodes: Vec<NodeRecord>,
     /// Models.
     pub models: ModelsConfig,
     /// Waiting requests.
     pub queue: QueueConfig,
+    /// When Nodes count as failing.
+    pub health: HealthConfig,
     /// Hard limit for a whole request in milliseconds; 0 = none.
     pub request_deadline_ms: u64,
     /// Name of the model in answers.
@@ -61,7 +66,7 @@ pub struct ListenConfig {
     pub openai: Listener,
     /// Where Nodes connect.
     pub nodes: Listener,
-    /// Metrics and health.
+    /// Metrics, health and the admin API.
     pub admin: Listener,
 }
 
@@ -170,6 +175,17 @@ pub struct ApiKeyRecord {
     /// Models it may use; `*` = all.
     #[serde(default = "every_model")]
     pub models: Vec<String>,
+    /// Who waits with a higher one goes first.
+    #[serde(default)]
+    pub priority: i8,
+}
+
+/// Who may operate an Edge.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdminConfig {
+    /// Of the admin key: `sha256:…` or `file:…`.
+    pub key_hash: String,
 }
 
 fn every_model() -> Vec<String> {
@@ -189,6 +205,9 @@ pub struct NodeRecord {
     /// What it runs.
     #[serde(default)]
     pub providers: Vec<ProviderRecord>,
+    /// False: known, and may not connect.
+    #[serde(default = "yes")]
+    pub enabled: bool,
 }
 
 /// One provider of a Node.
@@ -222,6 +241,9 @@ pub struct ProviderRecord {
     /// Wait for usage in milliseconds; 0 = default.
     #[serde(default)]
     pub terminal_linger_ms: u64,
+    /// What happens to a cancelled call.
+    #[serde(default)]
+    pub cancel_policy: CancelPolicyConfig,
     /// Its key.
     pub auth: Option<ProviderAuth>,
     /// False: configured, and not used.
@@ -248,6 +270,17 @@ pub enum WireConfig {
     Run,
 }
 
+/// What happens to a cancelled call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CancelPolicyConfig {
+    /// Its connection is closed.
+    #[default]
+    Abort,
+    /// Its answer is read to the end first.
+    Drain,
+}
+
 /// Where a provider's key is.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -256,7 +289,7 @@ pub struct ProviderAuth {
     pub bearer: String,
 }
 
-/// Models: `auto`, or groups.
+/// Models: `auto`, groups, or both (CFG-3).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "ModelsForm")]
 pub enum ModelsConfig {
@@ -265,13 +298,39 @@ pub enum ModelsConfig {
     Auto,
     /// These groups only.
     Groups(Vec<ModelRecord>),
+    /// These groups, and what connected providers list beside them.
+    GroupsAndAuto(Vec<ModelRecord>),
+}
+
+impl ModelsConfig {
+    /// What connected providers list is published.
+    #[must_use]
+    pub const fn is_auto(&self) -> bool {
+        matches!(self, Self::Auto | Self::GroupsAndAuto(_))
+    }
+
+    /// The explicit groups.
+    #[must_use]
+    pub fn groups(&self) -> &[ModelRecord] {
+        match self {
+            Self::Auto => &[],
+            Self::Groups(groups) | Self::GroupsAndAuto(groups) => groups,
+        }
+    }
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ModelsForm {
     Word(AutoWord),
-    Groups(Vec<ModelRecord>),
+    List(Vec<ModelsItem>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ModelsItem {
+    Word(AutoWord),
+    Group(Box<ModelRecord>),
 }
 
 #[derive(Deserialize)]
@@ -284,7 +343,16 @@ impl From<ModelsForm> for ModelsConfig {
     fn from(form: ModelsForm) -> Self {
         match form {
             ModelsForm::Word(AutoWord::Auto) => Self::Auto,
-            ModelsForm::Groups(groups) => Self::Groups(groups),
+            ModelsForm::List(items) => {
+                let (mut groups, mut auto) = (Vec::new(), false);
+                for item in items {
+                    match item {
+                        ModelsItem::Word(AutoWord::Auto) => auto = true,
+                        ModelsItem::Group(group) => groups.push(*group),
+                    }
+                }
+                if auto { Self::GroupsAndAuto(groups) } else { Self::Groups(groups) }
+            }
         }
     }
 }
@@ -302,6 +370,29 @@ pub struct ModelRecord {
     pub candidates: Vec<CandidateRecord>,
     /// Estimated prompt tokens from which a request is long.
     pub long_context_threshold: Option<u32>,
+    /// How a candidate is chosen; none = `queue.strategy`.
+    pub strategy: Option<StrategyConfig>,
+    /// How long requests wait when no candidate is connected.
+    #[serde(default)]
+    pub absence_grace_ms: u64,
+    /// How many may wait; none = `queue.max_waiting`.
+    pub max_waiting: Option<u32>,
+    /// Longest wait in milliseconds; none = `queue.timeout_ms`.
+    pub queue_timeout_ms: Option<u64>,
+}
+
+/// How a candidate is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StrategyConfig {
+    /// The one with the least load.
+    LeastLoaded,
+    /// In turn.
+    RoundRobin,
+    /// The first of the list that is free.
+    Ordered,
+    /// The one that had the same leading text before.
+    PrefixAffinity,
 }
 
 /// One provider that can serve a model.
@@ -325,11 +416,27 @@ pub struct QueueConfig {
     pub max_waiting: u32,
     /// Longest wait in milliseconds.
     pub timeout_ms: u64,
+    /// How a candidate is chosen; none = least loaded.
+    pub strategy: Option<StrategyConfig>,
 }
 
 impl Default for QueueConfig {
     fn default() -> Self {
-        Self { max_waiting: 1024, timeout_ms: 30_000 }
+        Self { max_waiting: 1024, timeout_ms: 30_000, strategy: None }
+    }
+}
+
+/// When Nodes count as failing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HealthConfig {
+    /// How long a suspect may stay silent before its uncommitted requests are withdrawn, in milliseconds; 0 = for ever.
+    pub suspicion_withdraw_ms: u64,
+}
+
+impl Default for HealthConfig {
+    fn default() -> Self {
+        Self { suspicion_withdraw_ms: 10_000 }
     }
 }
 
@@ -372,16 +479,30 @@ pub struct ObservabilityConfig {
     pub filter: Option<String>,
 }
 
-/// A config that passed its check, with the directory that its relative paths start from.
+/// A config that passed its check, and the file it was in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadedEdge {
     /// The config.
     pub config: EdgeConfig,
-    /// Where relative paths start.
-    pub base: PathBuf,
+    /// The file.
+    pub path: PathBuf,
+}
+
+impl LoadedEdge {
+    /// Where relative paths of the config start.
+    #[must_use]
+    pub fn base(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new(""))
+    }
 }
 
 impl EdgeConfig {
+    /// Name of this Edge.
+    #[must_use]
+    pub fn edge_id(&self) -> &str {
+        self.edge_id.as_deref().unwrap_or("edge")
+    }
+
     /// Reads and checks a file. The config is there exactly when the problems hold no error.
     #[must_use]
     pub fn load(path: &Path) -> (Option<LoadedEdge>, Problems) {
@@ -399,7 +520,7 @@ impl EdgeConfig {
         };
         let base = path.parent().map(Path::to_path_buf).unwrap_or_default();
         let config = Self::parse(&text, &base, &mut problems);
-        (config.map(|config| LoadedEdge { config, base }), problems)
+        (config.map(|config| LoadedEdge { config, path: path.to_path_buf() }), problems)
     }
 
     /// Checks a text whose relative paths start at `base`.

@@ -20,6 +20,17 @@ pub enum Severity {
     Warning,
 }
 
+impl Severity {
+    /// Its word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+        }
+    }
+}
+
 /// One mistake. Its text never holds a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
@@ -79,6 +90,18 @@ impl Problems {
         (errors, self.list.len() - errors)
     }
 
+    /// How many there are, for people.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        match self.counts() {
+            (0, 0) => "no problem found".to_owned(),
+            (0, warnings) => plural(warnings, "warning"),
+            (errors, 0) => plural(errors, "error"),
+            (errors, warnings) => format!("{}, {}", plural(errors, "error"), plural(warnings, "warning")),
+        }
+    }
+
     /// True if at least one makes the config unusable.
     #[must_use]
     pub fn has_errors(&self) -> bool {
@@ -100,11 +123,7 @@ impl fmt::Display for Problems {
             if problem.at.line > 0 {
                 write!(f, ":{}:{}", problem.at.line, problem.at.column)?;
             }
-            let severity = match problem.severity {
-                Severity::Error => "error",
-                Severity::Warning => "warning",
-            };
-            writeln!(f, ": {severity}: {}", problem.message)?;
+            writeln!(f, ": {}: {}", problem.severity.as_str(), problem.message)?;
             if let Some(suggestion) = &problem.suggestion {
                 writeln!(f, "    {suggestion}")?;
             }

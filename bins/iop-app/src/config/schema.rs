@@ -29,6 +29,13 @@ pub enum Kind {
         /// Largest.
         max: u64,
     },
+    /// A whole number in a range that has negative ones too.
+    Signed {
+        /// Smallest.
+        min: i64,
+        /// Largest.
+        max: i64,
+    },
     /// A list of things of one kind.
     List(&'static Self),
     /// A mapping.
@@ -151,7 +158,12 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
                 );
             }
         }
-        (Kind::Integer { .. }, other) => wrong(problems, "a whole number", other, None),
+        (Kind::Signed { min, max }, Value::Int(number)) => {
+            if *number < i128::from(*min) || *number > i128::from(*max) {
+                problems.error(at, format!("`{name}` can't be {number}"), Some(format!("it goes from {min} to {max}")));
+            }
+        }
+        (Kind::Integer { .. } | Kind::Signed { .. }, other) => wrong(problems, "a whole number", other, None),
         (Kind::List(inner), Value::List(items)) => {
             for item in items {
                 check_value(item, inner, name, problems);
@@ -161,8 +173,12 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
         (Kind::Object(object), _) => check_object(tree, object, problems),
         (Kind::AddressOr(object), Value::Map(_)) => check_object(tree, object, problems),
         (Kind::AutoOr(_), Value::Text(text)) if text == "auto" => {}
-        (Kind::AutoOr(_), Value::Text(_)) => {
-            problems.error(at, format!("`{name}` must be `auto` or a list"), Some(format!("{name}: auto")));
+        (Kind::AutoOr(inner), Value::Text(_)) => {
+            let other = match inner {
+                Kind::List(_) => "a list",
+                _ => "a mapping",
+            };
+            problems.error(at, format!("`{name}` must be `auto` or {other}"), Some(format!("{name}: auto")));
         }
         (Kind::AutoOr(inner), _) => check_value(tree, inner, name, problems),
         (Kind::Address | Kind::AddressOr(_), Value::Text(text)) => check_address(text, name, at, problems),
@@ -259,6 +275,7 @@ fn kind_schema(kind: &Kind) -> serde_json::Value {
         Kind::Hash => json!({"type": "string", "pattern": "^(sha256:[0-9a-f]{64}|\\$\\{.+\\}|file:.+)$"}),
         Kind::Integer { min, max } if *max == u64::MAX => json!({"type": "integer", "minimum": min}),
         Kind::Integer { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
+        Kind::Signed { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
         Kind::List(inner) => json!({"type": "array", "items": kind_schema(inner)}),
         Kind::Object(object) => object_schema(object),
         Kind::Reference => json!({"type": "string", "pattern": "^(env|file):.+$"}),

@@ -31,7 +31,7 @@ pub(crate) fn check_hash(text: &str, name: &str, at: Position, problems: &mut Pr
     if text.starts_with("file:") || TokenHash::parse(text).is_some() {
         return;
     }
-    if ["iopn_", "iopk_", "sk-"].iter().any(|prefix| text.starts_with(prefix)) {
+    if ["iopn_", "iopk_", "iopa_", "sk-"].iter().any(|prefix| text.starts_with(prefix)) {
         problems.error(at, format!("`{name}` holds a plain token"), Some(CONVERT.to_owned()));
     } else if text.starts_with("sha256:") {
         problems.error(at, format!("`{name}` must be `sha256:` and 64 hex digits"), Some(CONVERT.to_owned()));

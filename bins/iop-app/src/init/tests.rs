@@ -29,6 +29,9 @@ fn what_is_written_passes_the_checks_and_fits_together() {
         let token = Token::parse(TokenKind::Node, node.token.expose()).unwrap();
         assert_eq!(edge.nodes[0].token_hash, token.hash().to_string());
         assert_eq!(edge.nodes[0].token_id.as_deref(), Some(token.id().as_str()));
+        let admin = fs::read_to_string(dir.path().join("admin.key")).unwrap();
+        let admin = Token::parse(TokenKind::Admin, admin.trim()).unwrap();
+        assert_eq!(edge.admin.as_ref().map(|admin| admin.key_hash.clone()), Some(admin.hash().to_string()));
         let key = done.text.split_whitespace().find(|word| word.starts_with("iopk_")).unwrap();
         assert_eq!(edge.auth.api_keys[0].hash, Token::parse(TokenKind::ApiKey, key).unwrap().hash().to_string());
         assert!(
@@ -48,13 +51,18 @@ fn secrets_are_in_files_of_this_user_only_and_in_no_config() {
     for path in &done.files {
         let text = fs::read_to_string(path).unwrap();
         assert!(!text.contains(&key[14..]), "{}", path.display());
-        let secret = text.contains("iopn_") || text.contains("PRIVATE KEY");
+        let secret = text.contains("iopn_") || text.contains("iopa_") || text.contains("PRIVATE KEY");
         #[cfg(unix)]
         {
             let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(path).unwrap()) & 0o777;
             assert_eq!(mode & 0o077 == 0, secret, "{} {mode:o}", path.display());
         }
-        assert_eq!(secret, path.ends_with("node.token") || path.ends_with("edge-key.pem"), "{}", path.display());
+        assert_eq!(
+            secret,
+            ["node.token", "admin.key", "edge-key.pem"].iter().any(|name| path.ends_with(name)),
+            "{}",
+            path.display()
+        );
     }
 }
 

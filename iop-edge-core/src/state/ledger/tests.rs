@@ -1,6 +1,6 @@
-use proptest::prelude::*;
-
 use super::*;
+
+mod model;
 
 fn lease(attempt: u64, generation: u64, provider: &str, class: WorkClass) -> CapacityLease {
     CapacityLease {
@@ -21,81 +21,8 @@ fn counters(ledger: &Ledger, provider: &str) -> PlaceCounters {
 
 const LIMITS: PlaceLimits = PlaceLimits { capacity: 3, long: 1 };
 
-#[derive(Debug, Clone)]
-enum Op {
-    Acquire(u64, u64, bool, bool),
-    Take(u64),
-    Quarantine(u64),
-    Fence(u64),
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        (0..8u64, 0..3u64, any::<bool>(), any::<bool>()).prop_map(|(a, g, p, l)| Op::Acquire(a, g, p, l)),
-        (0..8u64).prop_map(Op::Take),
-        (0..8u64).prop_map(Op::Quarantine),
-        (0..3u64).prop_map(Op::Fence),
-    ]
-}
-
 fn provider(second: bool) -> &'static str {
     if second { "b" } else { "a" }
-}
-
-proptest! {
-    /// The counters are always the sum of the records, never above the limits, and each record goes exactly once.
-    #[test]
-    fn counters_are_the_sum_of_the_records(ops in proptest::collection::vec(op(), 0..80)) {
-        // LEA-2, LEA-4, LEA-7
-        let mut ledger = Ledger::default();
-        let (mut acquired, mut released) = (0, 0);
-        for op in ops {
-            match op {
-                Op::Acquire(attempt, generation, second, long) => {
-                    let class = if long { WorkClass::Long } else { WorkClass::Normal };
-                    let fits = counters(&ledger, provider(second)).has_place(class, LIMITS);
-                    let free = ledger.lease(AttemptId(attempt)).is_none();
-                    let result = ledger.acquire(lease(attempt, generation, provider(second), class), LIMITS);
-                    prop_assert_eq!(result.is_ok(), fits && free);
-                    acquired += u32::from(result.is_ok());
-                }
-                Op::Take(attempt) => {
-                    let held = ledger.lease(AttemptId(attempt)).cloned();
-                    let late = ledger.late_releases();
-                    let taken = ledger.take(AttemptId(attempt));
-                    prop_assert_eq!(&taken, &held);
-                    prop_assert_eq!(ledger.late_releases() - late, u64::from(held.is_none()));
-                    prop_assert!(ledger.take(AttemptId(attempt)).is_none());
-                    released += u32::from(taken.is_some());
-                }
-                Op::Quarantine(attempt) => {
-                    let held = ledger.lease(AttemptId(attempt)).is_some();
-                    let first = ledger.quarantine(AttemptId(attempt));
-                    prop_assert!(!first || held);
-                    prop_assert!(!ledger.quarantine(AttemptId(attempt)));
-                }
-                Op::Fence(generation) => {
-                    for attempt in ledger.held_by(Generation(generation)) {
-                        prop_assert!(ledger.take(attempt).is_some_and(|lease| lease.generation == Generation(generation)));
-                        released += 1;
-                    }
-                    prop_assert!(ledger.held_by(Generation(generation)).is_empty());
-                }
-            }
-            for second in [false, true] {
-                let id = ProviderId::new(provider(second)).unwrap();
-                let mut sum = PlaceCounters::default();
-                for record in ledger.records.values().filter(|record| record.lease.provider == id) {
-                    *class_counter(&mut sum, record.lease.class) += 1;
-                    sum.quarantined += u32::from(record.quarantined);
-                }
-                let counters = counters(&ledger, provider(second));
-                prop_assert_eq!(counters, sum);
-                prop_assert!(counters.in_use() <= LIMITS.capacity && counters.long <= LIMITS.long);
-            }
-        }
-        prop_assert_eq!(acquired - released, u32::try_from(ledger.records.len()).unwrap());
-    }
 }
 
 #[test]

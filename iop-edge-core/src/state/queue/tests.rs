@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use super::*;
 
+mod model;
+
 fn need(class: WorkClass) -> Need {
     Need { class, wire: None, too_small: 0, avoid: None }
 }

@@ -1,5 +1,7 @@
 use super::*;
 
+mod model;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Input {
     Hello,

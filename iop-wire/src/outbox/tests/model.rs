@@ -1,12 +1,8 @@
-//! Every short sequence of operations against what must hold whatever happens, and long random ones for credit.
+//! Every short sequence of operations against what must hold whatever happens.
 
 use std::collections::{HashMap, VecDeque};
 
-use proptest::prelude::*;
-
 use super::*;
-use crate::inbox::ReceiveWindow;
-use crate::limits::MIN_WINDOW;
 
 /// Visits every sequence of `length` operations out of `operations`.
 fn every_sequence(operations: usize, length: u32, mut visit: impl FnMut(&[usize])) {
@@ -242,78 +238,4 @@ fn every_short_sequence_of_a_node_keeps_the_rules() {
         sequence.iter().for_each(|step| model.step(*step));
         (0..12).for_each(|_| model.pop());
     });
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Push(usize, usize),
-    Write,
-    Consume(usize),
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let size = prop_oneof![1..300_usize, 300..5_000_usize, Just(MAX_CHUNK)];
-    let step = prop_oneof![
-        3 => (0..3_usize, size).prop_map(|(run, size)| Step::Push(run, size)),
-        4 => Just(Step::Write),
-        3 => (0..3_usize).prop_map(Step::Consume),
-    ];
-    proptest::collection::vec(step, 1..400)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    // WIR-7: credit is conserved, and whatever is consumed comes back: no sender waits for ever.
-    #[test]
-    fn credit_is_conserved_between_a_sender_and_its_receivers(
-        steps in steps(),
-        windows in proptest::array::uniform3(MIN_WINDOW..300_000_u32),
-    ) {
-        let (mut outbox, keys) = opened(&windows);
-        let mut receivers = windows.map(ReceiveWindow::new);
-        let mut held: [VecDeque<u32>; 3] = Default::default();
-        let mut consumed = [0_usize; 3];
-        let mut pushed = [0_usize; 3];
-
-        let write = |outbox: &mut Outbox<ToEdge>, receivers: &mut [ReceiveWindow; 3], held: &mut [VecDeque<u32>; 3]| {
-            let Some(message) = outbox.pop() else { return false };
-            let run = message.run().unwrap().0 as usize - 1;
-            receivers[run].receive(message.charge()).expect("the sender keeps to its credit");
-            assert!(receivers[run].held() <= windows[run]);
-            held[run].push_back(message.charge());
-            true
-        };
-        let consume = |run: usize, outbox: &mut Outbox<ToEdge>, receivers: &mut [ReceiveWindow; 3], held: &mut [VecDeque<u32>; 3]| {
-            let Some(charge) = held[run].pop_front() else { return false };
-            if let Some(grant) = receivers[run].consume(charge) {
-                assert!(grant > 0 && grant <= windows[run]);
-                outbox.grant(keys[run], grant).expect("no more than the window is outstanding");
-            }
-            true
-        };
-        for step in steps {
-            match step {
-                Step::Push(run, size) => {
-                    pushed[run] += 1;
-                    outbox.push(keys[run], body(size, FrameFlags::NONE));
-                }
-                Step::Write => { write(&mut outbox, &mut receivers, &mut held); }
-                Step::Consume(run) => consumed[run] += usize::from(consume(run, &mut outbox, &mut receivers, &mut held)),
-            }
-        }
-        loop {
-            let mut progress = write(&mut outbox, &mut receivers, &mut held);
-            for (run, consumed) in consumed.iter_mut().enumerate() {
-                let one = consume(run, &mut outbox, &mut receivers, &mut held);
-                *consumed += usize::from(one);
-                progress |= one;
-            }
-            if !progress {
-                break;
-            }
-        }
-        prop_assert_eq!(consumed, pushed, "everything arrives once receivers read");
-        prop_assert!(receivers.iter().all(|receiver| receiver.held() == 0));
-    }
 }

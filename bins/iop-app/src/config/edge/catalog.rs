@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
+use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults, Strategy};
 use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig, ResponseModel};
-use iop_edge_core::token::TokenId;
+use iop_edge_core::token::{TokenHash, TokenId};
 use iop_execution::{AdapterKey, ModelName, NodeId, Principal, ProviderId, Target};
 use iop_wire::{CancelPolicy, ProviderConfig, WireMode};
 
-use super::{LoadedEdge, ModelsConfig, NodeRecord, ProviderRecord, QueueConfig, ResponseModelConfig, WireConfig};
+use super::{
+    CancelPolicyConfig, LoadedEdge, ModelRecord, NodeRecord, ProviderRecord, QueueConfig, ResponseModelConfig,
+    StrategyConfig, WireConfig,
+};
 use crate::config::secret::resolve_hash;
 use crate::exit::Failure;
 
@@ -23,6 +26,28 @@ impl QueueConfig {
     #[must_use]
     pub fn defaults(&self) -> QueueDefaults {
         QueueDefaults { max_waiting: self.max_waiting as usize, timeout: Duration::from_millis(self.timeout_ms) }
+    }
+}
+
+impl ModelRecord {
+    /// What of the queue's settings this model has of its own.
+    fn queue(&self, queue: &QueueConfig) -> QueueConfig {
+        QueueConfig {
+            max_waiting: self.max_waiting.unwrap_or(queue.max_waiting),
+            timeout_ms: self.queue_timeout_ms.unwrap_or(queue.timeout_ms),
+            ..*queue
+        }
+    }
+}
+
+impl From<StrategyConfig> for Strategy {
+    fn from(config: StrategyConfig) -> Self {
+        match config {
+            StrategyConfig::LeastLoaded => Self::LeastLoaded,
+            StrategyConfig::RoundRobin => Self::RoundRobin,
+            StrategyConfig::Ordered => Self::Ordered,
+            StrategyConfig::PrefixAffinity => Self::PrefixAffinity,
+        }
     }
 }
 
@@ -52,7 +77,10 @@ impl ProviderRecord {
             close_grace_ms: self.close_grace_ms,
             probe_timeout_ms: 0,
             terminal_linger_ms: self.terminal_linger_ms,
-            cancel_policy: CancelPolicy::Abort,
+            cancel_policy: match self.cancel_policy {
+                CancelPolicyConfig::Abort => CancelPolicy::Abort,
+                CancelPolicyConfig::Drain => CancelPolicy::Drain,
+            },
             auth: self.auth.as_ref().map(|auth| auth.bearer.clone()).unwrap_or_default(),
         })
     }
@@ -67,43 +95,63 @@ impl LoadedEdge {
             entry.enabled = provider.enabled;
             providers.push(entry);
         }
-        Ok(NodeEntry::new(
+        let mut entry = NodeEntry::new(
             NodeId::new(&node.id).map_err(|error| bad(&error))?,
             node.token_id.as_ref().map(|id| TokenId::parse(id).ok_or_else(|| bad(&"no token id"))).transpose()?,
-            resolve_hash(&self.base, &node.token_hash).map_err(|error| bad(&error))?,
+            resolve_hash(self.base(), &node.token_hash).map_err(|error| bad(&error))?,
             providers,
-        ))
+        );
+        entry.enabled = node.enabled;
+        Ok(entry)
     }
 
-    /// The engine's catalog. `created` is what `/v1/models` says, in Unix seconds.
+    fn group(&self, group: &ModelRecord) -> Result<ModelGroup, Failure> {
+        let bad = |error| unusable(&format!("model {}", group.name), error);
+        let mut candidates = Vec::new();
+        for candidate in &group.candidates {
+            let target = Target::new(candidate.target.as_ref().unwrap_or(&group.name)).map_err(bad)?;
+            let provider = ProviderId::new(&candidate.provider).map_err(bad)?;
+            candidates.push(Candidate::new(provider, target).with_weight(candidate.weight));
+        }
+        let queue = &self.config.queue;
+        let mut model =
+            ModelGroup::new(ModelName::new(&group.name).map_err(bad)?, candidates, group.queue(queue).defaults());
+        model.aliases = group.aliases.iter().map(ModelName::new).collect::<Result<_, _>>().map_err(bad)?;
+        model.long_context_threshold = group.long_context_threshold;
+        model.strategy = group.strategy.or(queue.strategy).map(Into::into);
+        model.absence_grace = Duration::from_millis(group.absence_grace_ms);
+        Ok(model)
+    }
+
+    /// The engine's catalog. `created` is what `/v1/models` says, in Unix seconds; `revision` counts configs.
     ///
     /// # Errors
     /// [`Failure`] with exit code 2.
-    pub fn catalog(&self, created: u64) -> Result<Catalog, Failure> {
-        let queue = self.config.queue.defaults();
-        let mut catalog = Catalog::builder().created(created).queue(queue);
+    pub fn catalog(&self, created: u64, revision: u64) -> Result<Catalog, Failure> {
+        let (queue, withdraw) = (&self.config.queue, self.config.health.suspicion_withdraw_ms);
+        let mut catalog = Catalog::builder()
+            .created(created)
+            .revision(revision)
+            .queue(queue.defaults())
+            .auto_strategy(queue.strategy.map(Into::into))
+            .models_auto(self.config.models.is_auto())
+            .suspicion_withdraw((withdraw > 0).then(|| Duration::from_millis(withdraw)));
         for node in &self.config.nodes {
             catalog = catalog.node(self.node(node)?);
         }
-        match &self.config.models {
-            ModelsConfig::Auto => catalog = catalog.models_auto(true),
-            ModelsConfig::Groups(groups) => {
-                for group in groups {
-                    let bad = |error| unusable(&format!("model {}", group.name), error);
-                    let mut candidates = Vec::new();
-                    for candidate in &group.candidates {
-                        let target = Target::new(candidate.target.as_ref().unwrap_or(&group.name)).map_err(bad)?;
-                        let provider = ProviderId::new(&candidate.provider).map_err(bad)?;
-                        candidates.push(Candidate::new(provider, target).with_weight(candidate.weight));
-                    }
-                    let mut model = ModelGroup::new(ModelName::new(&group.name).map_err(bad)?, candidates, queue);
-                    model.aliases = group.aliases.iter().map(ModelName::new).collect::<Result<_, _>>().map_err(bad)?;
-                    model.long_context_threshold = group.long_context_threshold;
-                    catalog = catalog.model(model);
-                }
-            }
+        for group in self.config.models.groups() {
+            catalog = catalog.model(self.group(group)?);
         }
         catalog.build().map_err(|error| unusable("config", error))
+    }
+
+    /// What opens the admin API; nothing does without a key in the config.
+    ///
+    /// # Errors
+    /// [`Failure`] with exit code 2.
+    pub fn admin_key(&self) -> Result<Option<TokenHash>, Failure> {
+        let Some(admin) = &self.config.admin else { return Ok(None) };
+        resolve_hash(self.base(), &admin.key_hash).map(Some).map_err(|error| unusable("admin key", error))
     }
 
     /// Who may call.
@@ -126,9 +174,9 @@ impl LoadedEdge {
             };
             let principal =
                 Principal::new(record.principal.as_ref().unwrap_or(&record.id)).map_err(|error| bad(&error))?;
-            let hash = resolve_hash(&self.base, &record.hash).map_err(|error| bad(&error))?;
+            let hash = resolve_hash(self.base(), &record.hash).map_err(|error| bad(&error))?;
             let id = TokenId::parse(&record.id).ok_or_else(|| bad(&"no key id"))?;
-            keys.push(ApiKeyRecord::new(id, hash, principal, models));
+            keys.push(ApiKeyRecord::new(id, hash, principal, models).with_priority(record.priority));
         }
         ApiKeys::records(keys).map_err(|error| unusable("API keys", error))
     }

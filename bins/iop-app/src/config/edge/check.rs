@@ -8,6 +8,7 @@ use std::path::Path;
 
 use iop_adapters::http::{InvalidOrigin, Origin};
 
+use super::table::MIN_SUSPICION_WITHDRAW_MS;
 use super::{ADMIN_PORT, Listener, NODES_PORT, OPENAI_PORT};
 use crate::config::exposure::{Exposed, Protection, exposed, is_loopback};
 use crate::config::problem::{Position, Problems, did_you_mean};
@@ -19,6 +20,8 @@ pub(super) fn cross(tree: &Tree, base: &Path, problems: &mut Problems) {
     let providers = nodes(tree, base, problems);
     models(tree, &providers, problems);
     keys(tree, base, problems);
+    admin(tree, base, problems);
+    health(tree, problems);
     tls_files(tree, base, problems);
     listeners(tree, problems);
 }
@@ -127,7 +130,18 @@ fn one_provider(provider: &Tree, problems: &mut Problems) {
 fn models<'a>(tree: &'a Tree, providers: &Unique<'a>, problems: &mut Problems) {
     let mut names = Unique::default();
     let known = providers.names();
+    let mut auto: Option<Position> = None;
     for model in tree.list("models") {
+        if matches!(&model.value, Value::Text(word) if word == "auto") {
+            match auto {
+                Some(first) => problems.error(
+                    model.at,
+                    "`auto` is there twice",
+                    Some(format!("the first one is in line {}", first.line)),
+                ),
+                None => auto = Some(model.at),
+            }
+        }
         if let Some((name, at)) = model.text("name") {
             names.add("model", name, at, problems);
         }
@@ -147,8 +161,10 @@ fn models<'a>(tree: &'a Tree, providers: &Unique<'a>, problems: &mut Problems) {
                 problems.error(at, message, did_you_mean(provider, &known));
             }
         }
+        candidates(model, problems);
     }
-    let explicit = tree.get("models").is_some_and(|models| matches!(models.value, Value::List(_)));
+    // What providers list is known only when they are there.
+    let explicit = auto.is_none() && tree.get("models").is_some_and(|models| matches!(models.value, Value::List(_)));
     for key in tree.get("auth").map(|auth| auth.list("api_keys")).unwrap_or_default() {
         for allowed in key.list("models") {
             if let Value::Text(name) = &allowed.value
@@ -160,6 +176,58 @@ fn models<'a>(tree: &'a Tree, providers: &Unique<'a>, problems: &mut Problems) {
                 problems.error(allowed.at, message, did_you_mean(name, &names.names()));
             }
         }
+    }
+}
+
+/// What of a model's settings its candidates make void.
+fn candidates(model: &Tree, problems: &mut Problems) {
+    let list = model.list("candidates");
+    let mut seen = HashMap::new();
+    for candidate in list {
+        let Some((provider, at)) = candidate.text("provider") else { continue };
+        let target = candidate.text("target").or_else(|| model.text("name")).map(|(target, _)| target);
+        if let Some(first) = seen.insert((provider, target), at) {
+            let message = format!("provider `{}` is there twice with one target", provider.escape_debug());
+            let suggestion = format!("the first one is in line {}; `weight` gives it a larger share", first.line);
+            problems.error(at, message, Some(suggestion));
+        }
+    }
+    if let (Some(("ordered", at)), Some((weighted, _))) =
+        (model.text("strategy"), list.iter().find_map(|candidate| candidate.int("weight")))
+        && weighted != 1
+    {
+        problems.warning(
+            at,
+            "`strategy: ordered` takes the first candidate that has a place: `weight` means nothing",
+            None,
+        );
+    }
+    if let (Some((0, at)), Some((grace, _))) = (model.int("max_waiting"), model.int("absence_grace_ms"))
+        && grace > 0
+    {
+        let message = "`max_waiting: 0` lets nobody wait, so `absence_grace_ms` means nothing";
+        problems.warning(at, message, Some("leave one of them out".to_owned()));
+    }
+}
+
+fn admin(tree: &Tree, base: &Path, problems: &mut Problems) {
+    let key = tree.get("admin").and_then(|admin| admin.text("key_hash"));
+    let Some((hash, at)) = key else { return };
+    hash_file(hash, at, base, problems);
+    let clients = tree.get("auth").map(|auth| auth.list("api_keys")).unwrap_or_default();
+    if let Some((_, client)) = clients.iter().filter_map(|key| key.text("hash")).find(|(known, _)| *known == hash) {
+        let message = format!("the admin key has the hash of the API key in line {}", client.line);
+        problems.error(at, message, Some("make a key of its own: iop-edge hash --new admin".to_owned()));
+    }
+}
+
+fn health(tree: &Tree, problems: &mut Problems) {
+    let after = tree.get("health").and_then(|health| health.int("suspicion_withdraw_ms"));
+    if let Some((after, at)) = after
+        && (1..i128::from(MIN_SUSPICION_WITHDRAW_MS)).contains(&after)
+    {
+        let message = format!("`suspicion_withdraw_ms` must be 0 or at least {MIN_SUSPICION_WITHDRAW_MS}");
+        problems.error(at, message, Some("it is in milliseconds; 0 = never".to_owned()));
     }
 }
 
@@ -250,7 +318,10 @@ fn fix(name: &str, address: SocketAddr, exposed: Exposed) -> String {
             format!("metrics have no key: listen on 127.0.0.1, or write {}", insecure("insecure_no_auth"))
         }
         ("admin", Exposed::NoTls) => {
-            format!("metrics have no TLS: listen on 127.0.0.1, or write {}", insecure("insecure_plaintext"))
+            format!(
+                "metrics and the admin API have no TLS: listen on 127.0.0.1, or write {}",
+                insecure("insecure_plaintext")
+            )
         }
         (_, Exposed::NoAuth) => insecure("insecure_no_auth"),
         (_, Exposed::NoTls) => {

@@ -7,6 +7,11 @@ use crate::config::schema::{Kind, Object, optional, required};
 pub const KINDS: &[&str] = &["openai_compat", "demo", "vllm", "sglang", "llama_cpp", "lm_studio", "ollama"];
 
 const DAY_MS: u64 = 86_400_000;
+const MAX_WAITING: u64 = 1_000_000;
+/// How a model's candidates may be ranked.
+pub const STRATEGIES: &[&str] = &["least_loaded", "round_robin", "ordered", "prefix_affinity"];
+/// Least `suspicion_withdraw_ms` that is not 0.
+pub(super) const MIN_SUSPICION_WITHDRAW_MS: u64 = 3000;
 
 static LISTENER: Object = Object {
     name: "a listener",
@@ -25,7 +30,7 @@ static LISTEN: Object = Object {
     fields: &[
         optional("openai", Kind::AddressOr(&LISTENER), "where clients connect; default 127.0.0.1:8180"),
         optional("nodes", Kind::AddressOr(&LISTENER), "where Nodes connect; default 127.0.0.1:8443"),
-        optional("admin", Kind::AddressOr(&LISTENER), "metrics and health; default 127.0.0.1:9190"),
+        optional("admin", Kind::AddressOr(&LISTENER), "metrics, health, admin API; default 127.0.0.1:9190"),
     ],
 };
 static TLS_PAIR: Object = Object {
@@ -49,7 +54,29 @@ static API_KEY: Object = Object {
         required("hash", Kind::Hash, "`sha256:` of the key's secret part, from `iop-edge hash`"),
         optional("principal", Kind::Text, "who uses it; default: the id"),
         optional("models", Kind::List(&Kind::Text), "models it may use; default [\"*\"] = all"),
+        optional(
+            "priority",
+            Kind::Signed { min: -100, max: 100 },
+            "who waits for a place with a higher one goes first; default 0",
+        ),
     ],
+};
+static ADMIN: Object = Object {
+    name: "admin",
+    fields: &[required(
+        "key_hash",
+        Kind::Hash,
+        "`sha256:` of the admin key's secret part, from `iop-edge hash`; without one the admin API is closed",
+    )],
+};
+static HEALTH: Object = Object {
+    name: "health",
+    fields: &[optional(
+        "suspicion_withdraw_ms",
+        Kind::Integer { min: 0, max: DAY_MS },
+        "how long a suspect Node may stay silent before its unanswered requests go elsewhere; at least 3000, 0 = for ever; \
+         default 10000",
+    )],
 };
 static AUTH: Object = Object {
     name: "auth",
@@ -97,6 +124,11 @@ static PROVIDER: Object = Object {
             Kind::Integer { min: 0, max: 60_000 },
             "wait for usage after the end; 0 = default 2000",
         ),
+        optional(
+            "cancel_policy",
+            Kind::Choice(&["abort", "drain"]),
+            "a cancelled call: abort closes its connection, drain reads it to its end first; default abort",
+        ),
         optional("auth", Kind::Object(&PROVIDER_AUTH), "the provider's key"),
         optional("enabled", Kind::Bool, "default true"),
     ],
@@ -108,6 +140,7 @@ static NODE: Object = Object {
         optional("token_id", Kind::TokenId, "the 8 characters after `iopn_`; the record is found faster with it"),
         required("token_hash", Kind::Hash, "`sha256:` of the token's secret part, from `iop-edge hash`"),
         optional("providers", Kind::List(&Kind::Object(&PROVIDER)), "what it runs"),
+        optional("enabled", Kind::Bool, "false: known, and may not connect; default true"),
     ],
 };
 static CANDIDATE: Object = Object {
@@ -129,6 +162,22 @@ static MODEL: Object = Object {
             Kind::Integer { min: 1, max: 1 << 30 },
             "estimated prompt tokens from which a request is long; default: none is",
         ),
+        optional("strategy", Kind::Choice(STRATEGIES), "how a free candidate is chosen; default: queue.strategy"),
+        optional(
+            "absence_grace_ms",
+            Kind::Integer { min: 0, max: DAY_MS },
+            "how long requests wait when no candidate is connected; default 0 = they are refused at once",
+        ),
+        optional(
+            "max_waiting",
+            Kind::Integer { min: 0, max: MAX_WAITING },
+            "requests that may wait for this model; default: queue.max_waiting",
+        ),
+        optional(
+            "queue_timeout_ms",
+            Kind::Integer { min: 1, max: DAY_MS },
+            "longest wait for a place; default: queue.timeout_ms",
+        ),
     ],
 };
 static QUEUE: Object = Object {
@@ -136,10 +185,15 @@ static QUEUE: Object = Object {
     fields: &[
         optional(
             "max_waiting",
-            Kind::Integer { min: 0, max: 1_000_000 },
+            Kind::Integer { min: 0, max: MAX_WAITING },
             "waiting requests per model group; default 1024",
         ),
         optional("timeout_ms", Kind::Integer { min: 1, max: DAY_MS }, "longest wait for a place; default 30000"),
+        optional(
+            "strategy",
+            Kind::Choice(STRATEGIES),
+            "how a free candidate is chosen, for models that say nothing; default least_loaded",
+        ),
     ],
 };
 static LIMITS: Object = Object {
@@ -174,13 +228,15 @@ pub static EDGE: Object = Object {
         optional("listen", Kind::Object(&LISTEN), "addresses"),
         optional("tls", Kind::Object(&TLS), "certificates; each may be left out on loopback only"),
         optional("auth", Kind::Object(&AUTH), "who may use it"),
+        optional("admin", Kind::Object(&ADMIN), "who may operate it"),
         optional("nodes", Kind::List(&Kind::Object(&NODE)), "Nodes and what they run"),
         optional(
             "models",
-            Kind::AutoOr(&Kind::List(&Kind::Object(&MODEL))),
-            "auto: publish what providers list; or model groups; default auto",
+            Kind::AutoOr(&Kind::List(&Kind::AutoOr(&Kind::Object(&MODEL)))),
+            "auto: publish what providers list; or a list of model groups, with `auto` among them for both; default auto",
         ),
         optional("queue", Kind::Object(&QUEUE), "waiting requests"),
+        optional("health", Kind::Object(&HEALTH), "when Nodes count as failing"),
         optional(
             "request_deadline_ms",
             Kind::Integer { min: 0, max: DAY_MS },

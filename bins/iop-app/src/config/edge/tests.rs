@@ -55,7 +55,7 @@ fn what_is_left_out_has_its_documented_default() {
     assert_eq!(config.listen.admin, Listener::at("127.0.0.1:9190".parse().unwrap()));
     assert_eq!(
         (config.queue, config.models),
-        (QueueConfig { max_waiting: 1024, timeout_ms: 30_000 }, ModelsConfig::Auto)
+        (QueueConfig { max_waiting: 1024, timeout_ms: 30_000, strategy: None }, ModelsConfig::Auto)
     );
     assert_eq!(
         config.limits,
@@ -68,7 +68,7 @@ fn what_is_left_out_has_its_documented_default() {
 const MISTAKES: &[(&str, &str, u64, &[&str])] = &[
     ("capacity: 32", "capcity: 32", 9, &["no key `capcity`", "did you mean `capacity`?"]),
     ("queue:", "que:", 13, &["no key `que`", "did you mean `queue`?"]),
-    ("principal: team-a", "teem: a", 3, &["no key `teem`", "known here: id, hash, principal, models"]),
+    ("principal: team-a", "teem: a", 3, &["no key `teem`", "known here: id, hash, principal, models, priority"]),
     ("capacity: 32", "capacity: 0", 9, &["`capacity` can't be 0", "1 to 65536"]),
     ("capacity: 32", "capacity: many", 9, &["whole number, not text"]),
     ("capacity: 32", "capacity: 32, long_capacity: 33", 9, &["`long_capacity` can't be larger", "(32)"]),
@@ -126,6 +126,26 @@ const MISTAKES: &[(&str, &str, u64, &[&str])] = &[
     ),
     ("  - id: gpu-1\n", "  - id: gpu-1\n    provider: []\n", 6, &["no key `provider`", "did you mean `providers`?"]),
     ("models:\n", "models: all\nmodel2:\n", 10, &["`auto` or a list"]),
+    ("models:\n", "models:\n  - all\n", 11, &["`auto` or a mapping"]),
+    ("models:\n", "models:\n  - auto\n  - auto\n", 12, &["`auto` is there twice", "line 11"]),
+    ("    candidates", "    strategy: round-robin\n    candidates", 12, &["can't be `round-robin`", "`round_robin`?"]),
+    ("queue: {", "queue: { strategy: fastest,", 13, &["can't be `fastest`", "least_loaded, round_robin"]),
+    ("    candidates", "    absence_grace_ms: -1\n    candidates", 12, &["can't be -1", "0 to 86400000"]),
+    ("    candidates", "    queue_timeout_ms: 0\n    candidates", 12, &["can't be 0"]),
+    (
+        "candidates: [ {",
+        "candidates: [ { provider: gpu-1-vllm, target: meta-llama/Llama-3.1-8B-Instruct }, {",
+        12,
+        &["`gpu-1-vllm` is there twice with one target", "`weight`"],
+    ),
+    ("principal: team-a", "priority: 101", 3, &["`priority` can't be 101", "-100 to 100"]),
+    ("capacity: 32", "cancel_policy: abord", 9, &["did you mean `abort`?"]),
+    ("    token_hash", "    enabled: no way\n    token_hash", 7, &["`enabled` must be true or false"]),
+    ("queue: {", "health: { suspicion_withdraw_ms: 2999 }\nqueue: {", 13, &["0 or at least 3000", "milliseconds"]),
+    ("queue: {", "admin: { api_key: x }\nqueue: {", 13, &["admin has no key `api_key`", "known here: key_hash"]),
+    ("queue: {", "admin: { key_hash: hunter2 }\nqueue: {", 13, &["`key_hash` is not a hash", "iop-edge hash"]),
+    ("queue: {", "admin: { key_hash: \"file:nowhere.hash\" }\nqueue: {", 13, &["nowhere.hash"]),
+    ("capacity: 32", "first_response_timeout_ms: 5", 9, &["no key `first_response_timeout_ms`"]),
 ];
 
 #[test]
@@ -221,6 +241,7 @@ fn sample_of(kind: &Kind) -> serde_json::Value {
         Kind::Choice(words) => words[0].into(),
         Kind::Hash => HASH.into(),
         Kind::Integer { min, .. } => (*min).into(),
+        Kind::Signed { min, .. } => (*min).into(),
         Kind::List(inner) => vec![sample_of(inner)].into(),
         Kind::Reference => "env:A".into(),
         Kind::Text => "x".into(),
@@ -285,8 +306,8 @@ fn the_schema_closes_every_object_and_describes_every_key() {
     walk(&schema, &mut objects);
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(
-        objects, 19,
-        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, and 4 more"
+        objects, 21,
+        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, admin, health, and 4 more"
     );
 }
 
@@ -317,4 +338,108 @@ fn a_models_threshold_and_the_links_congestion_control_are_read() {
     assert_eq!(config.link.congestion, crate::config::link::CongestionConfig::Bbr);
     let ModelsConfig::Groups(groups) = &config.models else { panic!("groups") };
     assert_eq!(groups[0].long_context_threshold, Some(32_768));
+}
+
+#[test]
+fn models_may_be_auto_a_list_or_a_list_with_auto() {
+    // CFG-3
+    let name = |config: &EdgeConfig| config.models.groups().iter().map(|group| group.name.clone()).collect::<Vec<_>>();
+    let with = |models: &str| {
+        let text = good().replacen("models:\n", models, 1);
+        parse(&text).0.unwrap_or_else(|| panic!("{}", parse(&text).1))
+    };
+    let list = with("models:\n");
+    assert_eq!((list.models.is_auto(), name(&list)), (false, vec!["llama-3.1-8b".to_owned()]));
+    let both = with("models:\n  - auto\n");
+    assert_eq!((both.models.is_auto(), name(&both)), (true, vec!["llama-3.1-8b".to_owned()]));
+    let (auto, _) = parse("nodes: []\nmodels: [auto]\n");
+    assert!(auto.is_some_and(|config| config.models.is_auto() && config.models.groups().is_empty()));
+    // A key for a model that only a provider lists can't be checked before it is there.
+    let (config, problems) =
+        parse(&good().replacen("models:\n", "models:\n  - auto\n", 1).replace("[\"*\"]", "[qwen]"));
+    assert!(config.is_some(), "{problems}");
+    let loaded = LoadedEdge { config: both, path: PathBuf::new() };
+    let catalog = loaded.catalog(7, 3).unwrap();
+    assert_eq!((catalog.models_auto(), catalog.models().len(), catalog.created(), catalog.revision()), (true, 1, 7, 3));
+}
+
+#[test]
+fn what_a_model_says_goes_before_what_the_queue_says() {
+    // CFG-1, SEL-1, QUE-1, FEN-3
+    use iop_edge_core::catalog::Strategy;
+    use std::time::Duration;
+    let own =
+        "strategy: ordered\n    absence_grace_ms: 20000\n    max_waiting: 7\n    queue_timeout_ms: 9\n    candidates";
+    let text = good().replacen("    candidates", &format!("    {own}"), 1);
+    let text = text.replacen("queue: {", "queue: { strategy: round_robin,", 1);
+    let text =
+        text.replacen("models:\n", "models:\n  - { name: other, candidates: [ { provider: gpu-1-vllm } ] }\n", 1);
+    let (config, problems) = parse(&text);
+    let loaded = LoadedEdge { config: config.unwrap_or_else(|| panic!("{problems}")), path: PathBuf::new() };
+    let catalog = loaded.catalog(0, 1).unwrap();
+    let [other, own] = catalog.models() else { panic!("two models") };
+    assert_eq!((own.strategy, own.max_waiting), (Some(Strategy::Ordered), 7));
+    assert_eq!((own.queue_timeout, own.absence_grace), (Duration::from_millis(9), Duration::from_secs(20)));
+    assert_eq!((other.strategy, other.max_waiting), (Some(Strategy::RoundRobin), 1024));
+    assert_eq!((other.queue_timeout, other.absence_grace), (Duration::from_secs(30), Duration::ZERO));
+    assert_eq!(catalog.auto_strategy(), Some(Strategy::RoundRobin));
+}
+
+#[test]
+fn every_strategy_of_the_engine_has_its_word() {
+    // SEL-1
+    use iop_edge_core::catalog::Strategy;
+    for strategy in Strategy::ALL {
+        assert!(STRATEGIES.contains(&strategy.as_str()), "{strategy}");
+        let config: StrategyConfig = serde_json::from_value(strategy.as_str().into()).unwrap();
+        assert_eq!(Strategy::from(config), *strategy);
+    }
+}
+
+#[test]
+fn suspicion_may_be_off_and_has_the_engines_bounds() {
+    // FEN-7
+    use iop_edge_core::catalog::{DEFAULT_SUSPICION_WITHDRAW, MIN_SUSPICION_WITHDRAW};
+    use std::time::Duration;
+    assert_eq!(Duration::from_millis(table::MIN_SUSPICION_WITHDRAW_MS), MIN_SUSPICION_WITHDRAW);
+    let after = |health: &str| {
+        let (config, problems) = parse(&format!("{}{health}", good()));
+        let config = config.unwrap_or_else(|| panic!("{problems}"));
+        LoadedEdge { config, path: PathBuf::new() }.catalog(0, 1).unwrap().suspicion_withdraw()
+    };
+    assert_eq!(after(""), Some(DEFAULT_SUSPICION_WITHDRAW));
+    assert_eq!(after("health: { suspicion_withdraw_ms: 3000 }\n"), Some(MIN_SUSPICION_WITHDRAW));
+    assert_eq!(after("health: { suspicion_withdraw_ms: 0 }\n"), None);
+}
+
+#[test]
+fn nodes_providers_and_keys_carry_their_new_settings() {
+    // CFG-1, SEC-4
+    let text = good()
+        .replace("capacity: 32", "capacity: 32, cancel_policy: drain")
+        .replace("    token_hash", "    enabled: false\n    token_hash")
+        .replace("principal: team-a", "principal: team-a, priority: -3")
+        + &format!("admin: {{ key_hash: \"{}\" }}\n", HASH.replace("ba", "ef"));
+    let (config, problems) = parse(&text);
+    let loaded = LoadedEdge { config: config.unwrap_or_else(|| panic!("{problems}")), path: PathBuf::new() };
+    assert_eq!(loaded.config.auth.api_keys[0].priority, -3);
+    let catalog = loaded.catalog(0, 1).unwrap();
+    let node = &catalog.nodes()[0];
+    assert!(!node.enabled);
+    assert_eq!(node.providers[0].config.cancel_policy, iop_wire::CancelPolicy::Drain);
+    assert!(loaded.admin_key().unwrap().is_some());
+    let (config, _) = parse(&good());
+    assert!(LoadedEdge { config: config.unwrap(), path: PathBuf::new() }.admin_key().unwrap().is_none());
+}
+
+#[test]
+fn settings_that_mean_nothing_together_are_told() {
+    // BIN-4
+    let told = |from: &str, to: &str| parse(&good().replacen(from, to, 1)).1.to_string();
+    let text = told("    candidates: [ {", "    strategy: ordered\n    candidates: [ { weight: 2,");
+    assert!(text.contains("warning: `strategy: ordered`"), "{text}");
+    let text = told("    candidates", "    max_waiting: 0\n    absence_grace_ms: 5\n    candidates");
+    assert!(text.contains("warning: `max_waiting: 0`"), "{text}");
+    let text = told("queue: {", &format!("admin: {{ key_hash: \"{HASH}\" }}\nqueue: {{"));
+    assert!(text.contains("error: the admin key has the hash of the API key in line 3"), "{text}");
 }
