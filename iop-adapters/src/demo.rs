@@ -14,8 +14,8 @@ use iop_execution::failure::FailureCode;
 use iop_execution::provider::TargetInfo;
 use iop_execution::{
     Capabilities, ChatInput, CommandOutput, Completion, EventSink, ExecutionFailure, Fenced, FinishReason, HeadSink,
-    Health, Provider, ProviderCommand, ProviderError, RunRequest, Target, ToolCallDelta, TunnelEnd, TunnelRequest,
-    Usage,
+    Health, Provider, ProviderCommand, ProviderError, Refreshed, RunRequest, Target, ToolCallDelta, TunnelEnd,
+    TunnelRequest, Usage,
 };
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
@@ -98,7 +98,9 @@ impl Provider for Demo {
         Ok(())
     }
 
-    async fn refresh(&self) {}
+    async fn refresh(&self) -> Refreshed {
+        Refreshed::Answered
+    }
 
     async fn stop(&self) {}
 }

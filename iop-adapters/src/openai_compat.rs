@@ -24,7 +24,7 @@ use iop_execution::complaint::retry_after_ms;
 use iop_execution::failure::{FailureCode, FailureStage, ProviderContacted};
 use iop_execution::{
     Capabilities, Completion, EventSink, ExecutionFailure, Fenced, HeadSink, Health, Provider, ProviderError,
-    RequestBody, RunRequest, Target, TunnelEnd, TunnelRequest,
+    Refreshed, RequestBody, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 
 pub use self::discovery::{DISCOVERY_TIMEOUT, Discovery, MAX_TARGETS};
@@ -111,6 +111,16 @@ pub struct OpenAiCompat {
     terminal_linger: Duration,
     max_concurrency: Option<NonZeroU32>,
     found: Mutex<Arc<Discovery>>,
+    /// How the last discovery went, so that the log tells a change once and not every time.
+    last: Mutex<Option<Heard>>,
+}
+
+/// What a discovery heard, as far as the log tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    Models,
+    Itself,
+    Nothing(FailureCode, Option<u16>),
 }
 
 impl OpenAiCompat {
@@ -135,6 +145,7 @@ impl OpenAiCompat {
             terminal_linger: config.terminal_linger,
             max_concurrency: config.max_concurrency,
             found: Mutex::new(Arc::default()),
+            last: Mutex::new(None),
         })
     }
 
@@ -144,7 +155,8 @@ impl OpenAiCompat {
         Arc::clone(&self.found.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Asks the server which models it has, and remembers the answer. An unsuccessful call leaves the last answer in force.
+    /// Asks the server which models it has, and remembers the answer. An unsuccessful call leaves the last answer in force:
+    /// a server that is down, restarting or too busy to answer has not lost its models (ADP-5).
     ///
     /// Takes at most a few seconds.
     ///
@@ -300,24 +312,35 @@ impl Provider for OpenAiCompat {
     }
 
     async fn start(&self) -> Result<(), ProviderError> {
-        // A server that is down, or still loading, is no error: it is asked again at the next ready.
-        self.refresh().await;
+        // A server that is down, or still loading, is no error: it is asked again soon.
+        let _ = self.refresh().await;
         Ok(())
     }
 
-    async fn refresh(&self) {
-        match self.discover().await {
-            Ok(found) if found.is_iop => {
-                tracing::warn!("this provider's base_url leads to IOP itself: requests may go round in a circle");
+    async fn refresh(&self) -> Refreshed {
+        let heard = match self.discover().await {
+            Ok(found) if found.is_iop => Heard::Itself,
+            Ok(_) => Heard::Models,
+            Err(error) => Heard::Nothing(error.failure().code, error.failure().upstream_status),
+        };
+        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(heard);
+        if before != Some(heard) {
+            match heard {
+                Heard::Itself => {
+                    tracing::warn!("this provider's base_url leads to IOP itself: requests may go round in a circle");
+                }
+                Heard::Nothing(code, status) => {
+                    tracing::info!(%code, status, "the server gave no model list: it is asked again until it does");
+                }
+                Heard::Models if matches!(before, Some(Heard::Nothing(..))) => {
+                    tracing::info!(models = self.found().targets.len(), "the server gives its model list again");
+                }
+                Heard::Models => {}
             }
-            Ok(_) => {}
-            Err(error) => {
-                let failure = error.failure();
-                tracing::info!(
-                    code = %failure.code, status = failure.upstream_status,
-                    "the server gave no model list: it is asked again when the Node connects anew"
-                );
-            }
+        }
+        match heard {
+            Heard::Models | Heard::Itself => Refreshed::Answered,
+            Heard::Nothing(..) => Refreshed::Silent,
         }
     }
 

@@ -103,6 +103,7 @@ pub struct Execution<E: Emit> {
     opening: Option<E::Push>,
     cancelled: Option<CancelReason>,
     seq: u64,
+    begun: bool,
     ended: bool,
 }
 
@@ -141,6 +142,7 @@ impl<E: Emit> Execution<E> {
             opening: E::opening(),
             cancelled: None,
             seq: 0,
+            begun: false,
             ended: false,
         }
     }
@@ -169,6 +171,12 @@ impl<E: Emit> Execution<E> {
     #[must_use]
     pub const fn is_returned(&self) -> bool {
         self.call.is_none()
+    }
+
+    /// True once the provider's code has run at all: before that, nothing was asked of a backend.
+    #[must_use]
+    pub const fn has_begun(&self) -> bool {
+        self.begun
     }
 
     /// True once [`Self::cancel`] took effect.
@@ -236,6 +244,7 @@ impl<E: Emit> Stream for Execution<E> {
                 this.ended = true;
                 return Poll::Ready(None);
             };
+            this.begun = true;
             match call.as_mut().poll(cx) {
                 Poll::Ready(outcome) => {
                     this.call = None;

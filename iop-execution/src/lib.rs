@@ -55,7 +55,7 @@ pub use failure::{ExecutionFailure, FailureCode, FailureStage, ProviderContacted
 pub use frame::{FrameFlags, TunnelFrame, TunnelHead};
 pub use gate::{CapacityGate, GatePermit};
 pub use id::{AdapterKey, InvalidName, ModelName, NodeId, Principal, ProviderId, RunId, SessionId, Target};
-pub use provider::{Capabilities, CommandOutput, Health, Provider, ProviderCommand, ProviderError};
+pub use provider::{Capabilities, CommandOutput, Health, Provider, ProviderCommand, ProviderError, Refreshed};
 pub use redact::Redacted;
 pub use registry::ProviderRegistry;
 pub use request::{RequestBody, RunRequest, StallTimeout, TunnelRequest};

@@ -78,9 +78,17 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Called before each later ready of a Node that keeps this instance: the place to ask the backend again what it serves
-    /// and how many calls it takes. What [`Self::capabilities`] answers afterwards is reported. Must be bounded in time.
-    async fn refresh(&self) {}
+    /// The place to ask the backend again what it serves and how many calls it takes. What [`Self::capabilities`] answers
+    /// afterwards is reported (ADP-5). Called every half minute, sooner while the backend is silent or lists nothing, and
+    /// before each later ready of a Node that keeps this instance; never twice at once. Must be bounded in time.
+    ///
+    /// A backend that does not answer keeps the list it gave last. What an answer does not name any more is gone.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any await; then nothing has changed.
+    async fn refresh(&self) -> Refreshed {
+        Refreshed::Answered
+    }
 
     /// Called once after the last request.
     async fn stop(&self) {}
@@ -188,6 +196,16 @@ closed! {
         Unavailable = "unavailable",
         /// Anything else.
         Unknown = "unknown",
+    }
+}
+
+closed! {
+    /// What came of asking a backend again.
+    Refreshed {
+        /// It answered, or there is nothing to ask.
+        Answered = "answered",
+        /// It gave no answer, or none that could be used.
+        Silent = "silent",
     }
 }
 

@@ -1,7 +1,11 @@
 //! Decides which adapter instances a Node has, what each may do, and which of them outlive a change of config.
 //!
 //! An instance belongs to its config, not to a connection: a reconnect with an equal config keeps the instance and its
-//! gate; any difference replaces it.
+//! gate; any difference replaces it. What is replaced finishes what it runs, and is stopped after that (REG-7):
+//!
+//! ```text
+//! install() ──► serving ── leave() ──► leaving: no new work ── its gate is idle ── left() ──► stopped
+//! ```
 
 use std::collections::{BTreeMap, HashSet};
 use std::panic::AssertUnwindSafe;
@@ -66,6 +70,13 @@ impl Adapter {
         self.config.targets.is_empty() || self.config.targets.contains(target)
     }
 
+    /// True if its backend lists a target that the config lets it serve.
+    #[must_use]
+    pub fn lists_something(&self) -> bool {
+        capabilities(self.provider_id(), self.provider())
+            .is_some_and(|capabilities| capabilities.targets.iter().any(|info| self.serves(&info.target)))
+    }
+
     /// How long its provider may take to return after a cancel.
     #[must_use]
     pub fn close_grace(&self) -> Duration {
@@ -101,6 +112,11 @@ impl Adapter {
     }
 }
 
+/// True if the two are one object.
+fn is_same(one: &Arc<dyn Provider>, other: &Arc<dyn Provider>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
 /// What a provider says it can do; `None` if it panicked.
 fn capabilities(id: &ProviderId, provider: &Arc<dyn Provider>) -> Option<Capabilities> {
     let asked = std::panic::catch_unwind(AssertUnwindSafe(|| provider.capabilities()));
@@ -118,11 +134,9 @@ pub fn effective_capacity(configured: u32, backend: Option<std::num::NonZeroU32>
     }
 }
 
-/// What a new config changes.
+/// What a new config needs that is not there.
 #[derive(Debug, Default)]
-pub struct Change {
-    /// Instances to stop: replaced or no longer configured. They are out of the table already.
-    pub stop: Vec<Arc<Adapter>>,
+pub struct Plan {
     /// Instances to make.
     pub build: Vec<ProviderConfig>,
     /// Configs that are no use: their adapter key is taken by an earlier one.
@@ -134,6 +148,8 @@ pub struct Change {
 pub struct Adapters {
     registry: ProviderRegistry,
     by_key: BTreeMap<AdapterKey, Arc<Adapter>>,
+    /// Out of the table, not stopped yet: something they ran may still be at work.
+    leaving: Vec<Arc<Adapter>>,
 }
 
 impl Adapters {
@@ -149,36 +165,80 @@ impl Adapters {
         self.by_key.get(key)
     }
 
-    /// Takes out what the config does not keep, and says what is to be made.
+    /// What is to be made before this config can serve. Changes nothing.
     #[must_use]
-    pub fn change_to(&mut self, config: &NodeConfigPayload) -> Change {
-        let mut change = Change::default();
+    pub fn plan(&self, config: &NodeConfigPayload) -> Plan {
+        let mut plan = Plan::default();
         let mut seen = HashSet::new();
         for provider in &config.providers {
-            if !seen.insert(provider.adapter.clone()) {
-                change.duplicates.push(provider.clone());
+            if !seen.insert(&provider.adapter) {
+                plan.duplicates.push(provider.clone());
             } else if self.by_key.get(&provider.adapter).is_none_or(|adapter| adapter.config != *provider) {
-                change.build.push(provider.clone());
+                plan.build.push(provider.clone());
             }
         }
-        let building: HashSet<_> = change.build.iter().map(|config| &config.adapter).collect();
-        let gone: Vec<_> =
-            self.by_key.keys().filter(|key| !seen.contains(*key) || building.contains(key)).cloned().collect();
-        change.stop = gone.iter().filter_map(|key| self.remove(key)).collect();
-        change
+        plan
     }
 
-    /// Takes in an instance that has started.
+    /// Takes out what the config does not keep: it takes no new work from now on. Whoever gets it lets its work finish, stops
+    /// it, and says so to [`Self::left`].
+    #[must_use]
+    pub fn leave(&mut self, config: &NodeConfigPayload) -> Vec<Arc<Adapter>> {
+        let mut wanted: BTreeMap<&AdapterKey, &ProviderConfig> = BTreeMap::new();
+        for provider in &config.providers {
+            wanted.entry(&provider.adapter).or_insert(provider);
+        }
+        let gone: Vec<_> = self
+            .by_key
+            .iter()
+            .filter(|(key, adapter)| wanted.get(key).is_none_or(|wanted| **wanted != adapter.config))
+            .map(|(key, _)| key.clone())
+            .collect();
+        let gone: Vec<_> = gone.iter().filter_map(|key| self.remove(key)).collect();
+        self.leaving.extend(gone.iter().cloned());
+        gone
+    }
+
+    /// An instance that left has nothing at work any more. True if it is to be stopped: no other instance uses its provider.
+    pub fn left(&mut self, adapter: &Arc<Adapter>) -> bool {
+        self.leaving.retain(|leaving| !Arc::ptr_eq(leaving, adapter));
+        !self.uses(adapter.provider())
+    }
+
+    /// True if an instance, serving or leaving, is this very provider: it is started already, and must not be stopped. That
+    /// happens with providers of the embedding program.
+    #[must_use]
+    pub fn uses(&self, provider: &Arc<dyn Provider>) -> bool {
+        self.by_key.values().chain(&self.leaving).any(|adapter| is_same(adapter.provider(), provider))
+    }
+
+    /// Takes in an instance that has started. Where it takes the backend of one that is leaving over, the two share their
+    /// places: what the old one still runs is not free for the new one (LEA-5).
     pub fn install(&mut self, config: ProviderConfig, provider: Arc<dyn Provider>) {
         let key = config.adapter.clone();
         let backend =
             capabilities(&config.provider_id, &provider).and_then(|capabilities| capabilities.max_concurrency);
-        let gate = CapacityGate::new(effective_capacity(config.capacity, backend));
+        let capacity = effective_capacity(config.capacity, backend);
+        let gate = match self.predecessor(&config, &provider) {
+            Some(old) => old.gate().successor(capacity),
+            None => CapacityGate::new(capacity),
+        };
         let _replaced = self.registry.register(key.clone(), config.provider_id.clone(), provider, gate);
         if let Some(registered) = self.registry.by_key(&key) {
             let adapter = Arc::new(Adapter { registered: Arc::clone(registered), config });
             self.by_key.insert(key, adapter);
         }
+    }
+
+    /// The newest leaving instance with the same backend, that of the same key first.
+    fn predecessor(&self, config: &ProviderConfig, provider: &Arc<dyn Provider>) -> Option<&Arc<Adapter>> {
+        let same_backend = |adapter: &&Arc<Adapter>| {
+            is_same(adapter.provider(), provider)
+                || (!config.base_url.is_empty() && adapter.config.base_url == config.base_url)
+        };
+        let mut candidates: Vec<_> = self.leaving.iter().rev().filter(same_backend).collect();
+        candidates.sort_by_key(|adapter| adapter.config.adapter != config.adapter);
+        candidates.into_iter().next()
     }
 
     fn remove(&mut self, key: &AdapterKey) -> Option<Arc<Adapter>> {
@@ -195,8 +255,7 @@ impl Adapters {
     /// Takes every instance out.
     #[must_use]
     pub fn take_all(&mut self) -> Vec<Arc<Adapter>> {
-        let keys: Vec<_> = self.by_key.keys().cloned().collect();
-        keys.iter().filter_map(|key| self.remove(key)).collect()
+        self.leave(&NodeConfigPayload::default())
     }
 
     /// What NodeReadyRequest says, in the order of the config. Targets beyond [`MAX_READY_TARGET_BYTES`] are left out.

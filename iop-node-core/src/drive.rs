@@ -5,9 +5,14 @@
 //!            room? ─► poll the provider ─► cut ─► push
 //! Running ──────────────────────────────────────────────────► provider ended: free the place ─► terminal
 //!    │ cancel, deadline, violation, disconnect
-//!    ▼
-//! Fenced ── provider returns, or close grace passes and it is dropped ─► free the place ─► terminal, or none
+//!    ├─ policy abort ─► Fenced ── provider returns, or close grace passes and it is dropped ─► free the place ─► terminal, or none
+//!    └─ policy drain ─► terminal, or none; a reader of the Node takes the call and the place over (NOD-9)
 //! ```
+//!
+//! Under `drain` the run is over at once and for everybody; the call is not told. The reader throws away what still comes, up
+//! to the end of the answer or [`READ_OUT_LIMIT`], and only then the place is free. So the Edge may learn of the end before the
+//! place is free, and its next run on a full adapter is told `busy`: that is the price for engines that crash on aborts.
+//! A call that has not begun, or has returned, is not read: there is nothing to spare.
 //!
 //! The provider's end, too, is read only while there is room, that is when everything before it has credit: a success
 //! never waits in the outbox behind output that is blocked, so until it is sent a run can be cancelled.
@@ -24,18 +29,23 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
+use futures_util::StreamExt;
 use iop_execution::execution::Execution;
-use iop_execution::{CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted};
-use iop_wire::{OutboxHandle, RunKey, ToEdge};
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted, Usage};
+use iop_wire::{CancelPolicy, OutboxHandle, RunKey, ToEdge};
 use tokio::sync::oneshot;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, timeout};
 
+use crate::background::Background;
+use crate::journal::{Closed, EntryKey, RunJournal};
 use crate::observe::{NodeObserver, RunOutcome};
 use crate::state::admit::CapacityPermit;
 use crate::state::emit::{Emitter, Output};
 
 /// Items that one run may pass on before other tasks get their turn.
 const BURST: usize = 64;
+/// Longest time that the answer to a run that is over is read under the policy `drain` (NOD-9). Then the call is dropped.
+pub(crate) const READ_OUT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why a run must stop.
 #[derive(Debug)]
@@ -90,34 +100,76 @@ pub(crate) struct Work<E> {
     pub(crate) emitter: Emitter<E>,
     pub(crate) permit: CapacityPermit,
     pub(crate) close_grace: Duration,
+    pub(crate) cancel_policy: CancelPolicy,
+    pub(crate) background: Background,
     pub(crate) observer: Arc<dyn NodeObserver>,
+    pub(crate) entry: Entry,
+}
+
+/// The journal's entry of one run.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) journal: Arc<dyn RunJournal>,
+    pub(crate) key: EntryKey,
+    pub(crate) usage: Usage,
+}
+
+impl Entry {
+    fn note<E: Output>(&mut self, item: &E) {
+        if let Some(usage) = item.usage() {
+            self.usage.update(usage);
+        }
+    }
+
+    fn close(self, outcome: RunOutcome) -> RunOutcome {
+        self.journal.closed(self.key, Closed { outcome, usage: self.usage });
+        outcome
+    }
+}
+
+/// How the driving of a call ended.
+enum Driven<E: Output> {
+    /// The provider has returned or was dropped.
+    Returned(E, Option<Stop>),
+    /// The run is over, the call goes on.
+    Detached(Stop, Execution<E>),
 }
 
 impl<E: Output> Work<E> {
     /// Runs the provider call to its end and sends the terminal.
     pub(crate) async fn execute(mut self, execution: Execution<E>) -> RunOutcome {
-        let (terminal, stop) = self.drive(execution).await;
-        // The provider has returned or was dropped: whoever learns of the end finds the place free.
-        let Self { outbox, key, mut emitter, permit, .. } = self;
-        drop(permit);
+        self.entry.journal.started(self.entry.key);
+        let driven = self.drive(execution).await;
+        let Self { outbox, key, mut emitter, permit, background, observer, entry, .. } = self;
         let contacted = ProviderContacted::Unknown;
-        let terminal = match stop {
-            None => Some(terminal),
-            Some(stop) => terminal_of(stop, emitter.sent(), contacted),
+        let terminal = match driven {
+            Driven::Returned(terminal, stop) => {
+                // The provider has returned or was dropped: whoever learns of the end finds the place free.
+                drop(permit);
+                match stop {
+                    None => Some(terminal),
+                    Some(stop) => terminal_of(stop, emitter.sent(), contacted),
+                }
+            }
+            Driven::Detached(stop, execution) => {
+                background.spawn(read_out(execution, permit, observer));
+                terminal_of(stop, emitter.sent(), contacted)
+            }
         };
-        finish(&outbox, key, &mut emitter, terminal)
+        entry.close(finish(&outbox, key, &mut emitter, terminal))
     }
 
     /// Ends a run whose provider was never called.
     pub(crate) fn refuse(self, stop: Stop) -> RunOutcome {
-        let Self { outbox, key, mut emitter, permit, .. } = self;
+        let Self { outbox, key, mut emitter, permit, entry, .. } = self;
         drop(permit);
-        finish(&outbox, key, &mut emitter, terminal_of(stop, 0, ProviderContacted::No))
+        entry.close(finish(&outbox, key, &mut emitter, terminal_of(stop, 0, ProviderContacted::No)))
     }
 
     /// Passes on what the provider emits until it has ended.
-    async fn drive(&mut self, mut execution: Execution<E>) -> (E, Option<Stop>) {
+    async fn drive(&mut self, mut execution: Execution<E>) -> Driven<E> {
         let mut stop: Option<Stop> = None;
+        let mut detached = false;
         let mut grace: Option<Pin<Box<Sleep>>> = None;
         let terminal = poll_fn(|cx| {
             if stop.is_none()
@@ -127,7 +179,15 @@ impl<E: Output> Work<E> {
             }
             for _ in 0..BURST {
                 if stop.is_some() && !execution.is_cancelled() {
+                    if self.cancel_policy == CancelPolicy::Drain && execution.has_begun() && !execution.is_returned() {
+                        detached = true;
+                        return Poll::Ready(None);
+                    }
                     execution.cancel(CancelReason::Withdrawn);
+                    if !execution.has_begun() {
+                        // Nothing was asked of the backend, and nothing will be.
+                        execution.abandon();
+                    }
                     grace = Some(Box::pin(sleep(self.close_grace)));
                 }
                 if grace.as_mut().is_some_and(|grace| grace.as_mut().poll(cx).is_ready()) {
@@ -145,6 +205,7 @@ impl<E: Output> Work<E> {
                 let Some(item) = ready!(Pin::new(&mut execution).poll_next(cx)) else {
                     return Poll::Ready(None);
                 };
+                self.entry.note(&item);
                 if item.outcome().is_some() {
                     return Poll::Ready(Some(item));
                 }
@@ -171,6 +232,9 @@ impl<E: Output> Work<E> {
             Poll::Pending
         })
         .await;
+        if detached && let Some(stop) = stop {
+            return Driven::Detached(stop, execution);
+        }
         let late = execution.late_pushes();
         if late > 0 {
             self.observer.late_pushes(late);
@@ -182,8 +246,33 @@ impl<E: Output> Work<E> {
             let (code, stage) = (FailureCode::Internal, FailureStage::Close);
             E::failed(0, ExecutionFailure::new(code, stage, ProviderContacted::Unknown, message))
         });
-        (terminal, stop)
+        Driven::Returned(terminal, stop)
     }
+}
+
+/// Reads what still comes of a run that is over, then frees its place. Bound to no connection.
+async fn read_out<E: Output>(mut execution: Execution<E>, permit: CapacityPermit, observer: Arc<dyn NodeObserver>) {
+    observer.read_out_began();
+    let mut late = 0;
+    let reading = async {
+        while let Some(item) = execution.next().await {
+            late += u64::from(item.outcome().is_none());
+            if late.is_multiple_of(BURST as u64) {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    let cut = timeout(READ_OUT_LIMIT, reading).await.is_err();
+    if cut {
+        tracing::warn!(limit_s = READ_OUT_LIMIT.as_secs(), "the answer to a run that is over did not end: closed");
+    }
+    // First the call, then its place: the backend never has one more than there are.
+    drop(execution);
+    drop(permit);
+    if late > 0 {
+        observer.late_pushes(late);
+    }
+    observer.read_out_ended(cut);
 }
 
 /// The terminal of a stopped run; none after a disconnect.

@@ -9,14 +9,19 @@
 //! | [`adapters`], [`factory`] | which adapter instances there are, and how config becomes one |
 //! | [`upstream`] | which backends the Node may call |
 //! | [`observe`] | what an observer is told |
+//! | [`journal`] | what is written down about runs; with feature `journal` into an SQLite file |
 //! | [`error`] | how serving ends |
 //! | `node` (feature `driver`) | which Edge to dial and when: the supervisor |
 //! | `session` (feature `driver`) | one connection: timers, messages, tasks of runs |
+//! | `install` (feature `driver`) | how a config is put into force, at registration and when it is pushed |
+//! | `background` (feature `driver`) | where work lives that no connection owns |
 //! | `drive`, `run`, `tunnel` (feature `driver`) | one run or tunnel: backpressure, cancel, close grace, deadline |
 //!
 //! The Node opens no listening socket, and retries nothing: one dispatch makes at most one provider call.
 
 pub mod adapters;
+#[cfg(feature = "driver")]
+mod background;
 #[cfg(feature = "driver")]
 mod body;
 #[cfg(feature = "driver")]
@@ -25,6 +30,7 @@ pub mod error;
 pub mod factory;
 #[cfg(feature = "driver")]
 mod install;
+pub mod journal;
 #[cfg(feature = "driver")]
 pub mod node;
 pub mod observe;
@@ -39,6 +45,7 @@ pub mod upstream;
 
 pub use error::{NodeError, ServeEnd};
 pub use factory::{AdapterBuildError, AdapterFactory, CUSTOM_KIND, NoFactory};
+pub use journal::{NoJournal, RunJournal};
 #[cfg(feature = "driver")]
 pub use node::{Node, NodeBuilder, NodeStatus, StatusHandle};
 pub use observe::{NoObserver, NodeObserver, RunOutcome, RunPath};

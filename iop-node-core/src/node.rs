@@ -16,9 +16,11 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::adapters::Adapters;
+use crate::background::Background;
 use crate::error::{NodeError, ServeEnd};
 use crate::factory::{AdapterFactory, CUSTOM_KIND, NoFactory};
 use crate::install::stop_all;
+use crate::journal::{NoJournal, RunJournal};
 use crate::observe::{NoObserver, NodeObserver};
 use crate::session::{self, End, now};
 use crate::state::reconnect::{Next, Reconnect, ReconnectPolicy, is_fatal_close};
@@ -41,6 +43,8 @@ pub(crate) struct Inner {
     pub(crate) factory: Arc<dyn AdapterFactory>,
     pub(crate) custom: HashMap<String, Arc<dyn Provider>>,
     pub(crate) observer: Arc<dyn NodeObserver>,
+    pub(crate) journal: Arc<dyn RunJournal>,
+    pub(crate) background: Background,
     entropy: Entropy,
     policy: ReconnectPolicy,
     adapters: Mutex<Adapters>,
@@ -124,6 +128,7 @@ pub struct NodeBuilder {
     factory: Arc<dyn AdapterFactory>,
     custom: HashMap<String, Arc<dyn Provider>>,
     observer: Arc<dyn NodeObserver>,
+    journal: Arc<dyn RunJournal>,
     entropy: Entropy,
     policy: ReconnectPolicy,
 }
@@ -144,6 +149,12 @@ impl NodeBuilder {
     /// Is told what happens. Default: nobody.
     pub fn observer(mut self, observer: Arc<dyn NodeObserver>) -> Self {
         self.observer = observer;
+        self
+    }
+
+    /// Where runs are written down. Default: nowhere.
+    pub fn journal(mut self, journal: Arc<dyn RunJournal>) -> Self {
+        self.journal = journal;
         self
     }
 
@@ -208,6 +219,8 @@ impl NodeBuilder {
             factory: self.factory,
             custom: self.custom,
             observer: self.observer,
+            journal: self.journal,
+            background: Background::default(),
             entropy: self.entropy,
             policy: self.policy,
             adapters: Mutex::new(Adapters::new()),
@@ -258,6 +271,7 @@ impl Node {
             factory: Arc::new(NoFactory),
             custom: HashMap::new(),
             observer: Arc::new(NoObserver),
+            journal: Arc::new(NoJournal),
             entropy: Entropy::system(),
             policy: ReconnectPolicy::default(),
         }
@@ -271,8 +285,9 @@ impl Node {
 
     /// Connects, registers, and runs what the Edge sends, until `shutdown` is cancelled or there is no point in going on.
     ///
-    /// A shutdown refuses new work, lets what runs finish up to the drain grace, cancels the rest, and says Goodbye. For
-    /// an immediate end drop the future instead. Needs a tokio runtime with time enabled.
+    /// A shutdown refuses new work, lets what runs finish up to the drain grace, cancels the rest, and says Goodbye. Answers
+    /// that are read to their end under the cancel policy `drain` are waited for, each up to its 60 s (NOD-9). For an
+    /// immediate end drop the future instead. Needs a tokio runtime with time enabled.
     ///
     /// # Errors
     /// [`NodeError`]: a fatal configuration or credential error, or the attempts are used up.
@@ -281,6 +296,7 @@ impl Node {
     /// Dropping the future drops the connection and every provider call at once; adapters are not stopped.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<ServeEnd, NodeError> {
         let Self { inner, edges } = self;
+        let _background = inner.background.guard();
         // One supervisor that gives up ends them all.
         let stop = shutdown.child_token();
         let mut supervisors: FuturesUnordered<_> =
@@ -296,8 +312,9 @@ impl Node {
                 }
             }
         }
+        inner.background.wait().await;
         let adapters = inner.adapters().take_all();
-        stop_all(adapters).await;
+        stop_all(&inner, adapters).await;
         inner.set_status(NodeStatus::Stopped);
         result
     }

@@ -5,6 +5,8 @@ use std::fmt;
 use iop_execution::{CancelReason, FailureCode};
 use iop_wire::CloseCode;
 
+use crate::journal::JournalTrouble;
+
 /// Which wire a piece of work uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "there are two wires")]
@@ -70,13 +72,32 @@ pub trait NodeObserver: fmt::Debug + Send + Sync + 'static {
     fn run_started(&self, path: RunPath) {
         let _ = path;
     }
-    /// Work ended, or was refused without having started. Its place is free.
+    /// Work ended, or was refused without having started. Its place is free, unless its answer is still read to the end
+    /// ([`Self::read_out_began`]).
     fn run_ended(&self, path: RunPath, outcome: RunOutcome) {
         let _ = (path, outcome);
+    }
+    /// The upstream call of work that has ended is read to its end (NOD-9).
+    fn read_out_began(&self) {}
+    /// Such a call ended by itself, or was closed after its time (`cut`). Its place is free.
+    fn read_out_ended(&self, cut: bool) {
+        let _ = cut;
+    }
+    /// A pushed config was put into force, or refused.
+    fn config_pushed(&self, applied: bool) {
+        let _ = applied;
     }
     /// Messages of the Edge for runs that were over, told when a connection ends.
     fn late_messages(&self, count: u64) {
         let _ = count;
+    }
+    /// Notes that the run journal lost: its queue was full, or its file could not be written.
+    fn journal_dropped(&self, count: u64) {
+        let _ = count;
+    }
+    /// The journal could not be written. Told every time; the log has each kind once.
+    fn journal_trouble(&self, trouble: JournalTrouble) {
+        let _ = trouble;
     }
     /// Pushes of a provider that came after its run was fenced.
     fn late_pushes(&self, count: u64) {

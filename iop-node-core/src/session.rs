@@ -4,6 +4,7 @@
 //! One task reads messages, one timer serves handshake, heartbeat and drain, each run is a task of its own. Nothing of a
 //! run's output passes through here: a run pushes into the outbox that the transport pulls from.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
@@ -25,13 +26,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::body::Inbox;
 use crate::drive::Stop;
-use crate::install::apply;
+use crate::install::{Prepared, Refused, apply};
 use crate::node::{Inner, NodeStatus};
 use crate::observe::{RunOutcome, RunPath};
+use crate::state::config::ConfigSync;
 use crate::state::handshake::{Handshake, State, Step};
 use crate::state::reconnect::Reconnect;
+use crate::state::refresh::{Question, RefreshPlan};
 use crate::state::runs::RunTable;
 
+mod config;
 mod dispatch;
 mod outgoing;
 
@@ -130,6 +134,7 @@ struct Draining {
 }
 
 type Starting = Pin<Box<dyn Future<Output = Vec<ProviderReady>> + Send>>;
+type Update = oneshot::Receiver<Result<Prepared, Refused>>;
 
 struct Session<'a> {
     node: &'a Arc<Inner>,
@@ -141,8 +146,14 @@ struct Session<'a> {
     runs: RunTable<RunHandle>,
     tasks: JoinSet<Finished>,
     fault: Fault,
-    revision: u64,
+    configs: ConfigSync,
+    /// What the providers offer, as the Edge was told last.
+    offers: Vec<ProviderReady>,
     starting: Option<Starting>,
+    /// The pushed config that is being built.
+    update: Option<Update>,
+    refreshes: RefreshPlan,
+    asking: JoinSet<(Question, bool)>,
     draining: Option<Draining>,
     reconnect: &'a mut Reconnect,
 }
@@ -169,8 +180,12 @@ pub(crate) async fn serve(
         runs: RunTable::new(),
         tasks: JoinSet::new(),
         fault: Fault::default(),
-        revision: 0,
+        configs: ConfigSync::new(Arc::default()),
+        offers: Vec::new(),
         starting: None,
+        update: None,
+        refreshes: RefreshPlan::default(),
+        asking: JoinSet::new(),
         draining: None,
         reconnect,
     };
@@ -224,6 +239,8 @@ impl Session<'_> {
                 code = fault.raised() => Err(End::Close(code)),
                 Some(finished) = self.tasks.join_next(), if !self.tasks.is_empty() => self.finished(finished),
                 providers = started(&mut self.starting), if self.starting.is_some() => self.started(providers),
+                prepared = prepared(&mut self.update), if self.update.is_some() => self.prepared(prepared),
+                Some(answer) = self.asking.join_next(), if !self.asking.is_empty() => self.asked(answer),
                 item = incoming.next() => self.receive(item),
                 () = timer.as_mut() => self.timeout(now()),
                 () = written.notified(), if self.draining.is_some() => Ok(()),
@@ -238,6 +255,11 @@ impl Session<'_> {
         let mut due = self.heartbeat.poll_timeout();
         if let Some(deadline) = self.handshake.poll_timeout() {
             due = due.min(deadline);
+        }
+        if self.takes_new_work()
+            && let Some(refresh) = self.refreshes.poll_timeout()
+        {
+            due = due.min(refresh);
         }
         if let Some(draining) = &self.draining {
             due = due.min(draining.deadline);
@@ -257,6 +279,9 @@ impl Session<'_> {
                 HeartbeatAction::Ping(nonce) => self.control(ToEdge::Ping(Ping { nonce }))?,
                 HeartbeatAction::Dead => return Err(End::Close(CloseCode::HeartbeatTimeout)),
             }
+        }
+        if self.takes_new_work() {
+            self.ask(now);
         }
         let Some(draining) = self.draining.as_mut().filter(|draining| draining.deadline <= now) else { return Ok(()) };
         if draining.cancelled {
@@ -326,7 +351,7 @@ impl Session<'_> {
             }
             Step::Refused(refusal) => Err(End::Refused(refusal)),
             Step::Ready { lease_generation: _ } => {
-                tracing::info!(revision = self.revision, "ready");
+                tracing::info!(revision = self.configs.in_force().revision, "ready");
                 self.reconnect.ready(now());
                 self.node.set_status(NodeStatus::Ready);
                 self.node.observer.ready();
@@ -380,7 +405,8 @@ impl Session<'_> {
         if let Some(node_id) = self.handshake.node_id() {
             tracing::info!(%node_id, revision = config.revision, providers = config.providers.len(), "registered");
         }
-        self.revision = config.revision;
+        let config = Arc::new(config);
+        self.configs = ConfigSync::new(Arc::clone(&config));
         self.node.set_status(NodeStatus::Starting);
         let node = Arc::clone(self.node);
         self.starting = Some(Box::pin(async move { apply(&node, &config).await }));
@@ -390,7 +416,10 @@ impl Session<'_> {
         self.starting = None;
         let Some(node_id) = self.handshake.node_id().cloned() else { return Ok(()) };
         self.handshake.started(now());
-        self.control(ToEdge::Ready(NodeReadyRequest { node_id, config_revision: self.revision, providers }))
+        self.offers.clone_from(&providers);
+        self.plan_refreshes(&HashSet::new());
+        let config_revision = self.configs.in_force().revision;
+        self.control(ToEdge::Ready(NodeReadyRequest { node_id, config_revision, providers }))
     }
 
     fn finished(&mut self, finished: Result<Finished, tokio::task::JoinError>) -> Result<(), End> {
@@ -411,6 +440,7 @@ impl Session<'_> {
         let code = end.code();
         tracing::info!(%code, state = self.handshake.state().as_str(), runs = self.runs.len(), "connection ended");
         self.starting = None;
+        self.abandon_update();
         let goodbye = end.goodbye();
         if let Some(code) = goodbye {
             // A full queue belongs to a peer that reads nothing: there is nobody to say it to.
@@ -428,6 +458,8 @@ impl Session<'_> {
         }
         drop(incoming);
         self.outbox.abort();
+        // Dropped questions change nothing; the next connection asks anew, and never beside these.
+        self.asking.shutdown().await;
         // Each run ends within its close grace (NOD-5).
         while let Some(finished) = self.tasks.join_next().await {
             let _ = self.finished(finished);
@@ -441,6 +473,14 @@ impl Session<'_> {
 
     fn takes_new_work(&self) -> bool {
         self.handshake.state() == State::Ready && self.draining.is_none()
+    }
+}
+
+async fn prepared(update: &mut Option<Update>) -> Result<Prepared, Refused> {
+    match update {
+        // A builder that is gone without an answer panicked.
+        Some(update) => update.await.unwrap_or(Err(Refused::Borrowed("the Node failed to build it: see its log"))),
+        None => std::future::pending().await,
     }
 }
 

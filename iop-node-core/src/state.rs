@@ -6,10 +6,14 @@
 //! | [`runs`] | which run numbers are new, open, or over, and whether a body keeps its announced length |
 //! | [`emit`] | what a run sends: numbered pieces of bounded size, then one terminal |
 //! | [`admit`] | in which order a dispatch is checked |
+//! | [`config`] | which pushed config is applied when, and what the Edge is told |
+//! | [`refresh`] | when each backend is asked again what it serves |
 //! | [`reconnect`] | how long to wait before the next connection, and when to give up |
 
 pub mod admit;
+pub mod config;
 pub mod emit;
 pub mod handshake;
 pub mod reconnect;
+pub mod refresh;
 pub mod runs;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use iop_node_core::journal::JournalTrouble;
 use iop_node_core::{NodeObserver, RunOutcome, RunPath};
 use iop_wire::CloseCode;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -25,6 +26,16 @@ struct CodeLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TroubleLabel {
+    trouble: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PathLabel {
     path: &'static str,
 }
@@ -41,6 +52,11 @@ pub struct NodeMetrics {
     failures: Family<CodeLabel, Counter>,
     late_messages: Counter,
     late_pushes: Counter,
+    reading_out: Gauge,
+    read_outs: Family<OutcomeLabel, Counter>,
+    configs: Family<OutcomeLabel, Counter>,
+    journal_dropped: Counter,
+    journal_troubles: Family<TroubleLabel, Counter>,
 }
 
 impl Default for NodeMetrics {
@@ -63,6 +79,11 @@ impl NodeMetrics {
             failures: Family::default(),
             late_messages: Counter::default(),
             late_pushes: Counter::default(),
+            reading_out: Gauge::default(),
+            read_outs: Family::default(),
+            configs: Family::default(),
+            journal_dropped: Counter::default(),
+            journal_troubles: Family::default(),
         };
         let mut registry = Registry::with_prefix("iop");
         registry.register("build", "Version of this program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
@@ -78,6 +99,15 @@ impl NodeMetrics {
             all.late_messages.clone(),
         );
         registry.register("node_late_pushes", "Output of providers for runs that were over", all.late_pushes.clone());
+        registry.register(
+            "node_read_outs_running",
+            "Answers that are read to their end although their runs are over: each holds a place",
+            all.reading_out.clone(),
+        );
+        registry.register("node_read_outs", "Answers of runs that were over, read or cut", all.read_outs.clone());
+        registry.register("node_config_pushes", "Pushed configs", all.configs.clone());
+        registry.register("node_journal_dropped", "Notes that the run journal lost", all.journal_dropped.clone());
+        registry.register("node_journal_troubles", "Failed writes of the run journal", all.journal_troubles.clone());
         all.registry = Arc::new(registry);
         all
     }
@@ -136,11 +166,63 @@ impl NodeObserver for NodeMetrics {
         }
     }
 
+    fn read_out_began(&self) {
+        self.reading_out.inc();
+    }
+
+    fn read_out_ended(&self, cut: bool) {
+        self.reading_out.dec();
+        let outcome = if cut { "cut" } else { "ended" };
+        self.read_outs.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    fn config_pushed(&self, applied: bool) {
+        let outcome = if applied { "applied" } else { "refused" };
+        self.configs.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    fn journal_dropped(&self, count: u64) {
+        self.journal_dropped.inc_by(count);
+    }
+
+    fn journal_trouble(&self, trouble: JournalTrouble) {
+        self.journal_troubles.get_or_create(&TroubleLabel { trouble: trouble.as_str() }).inc();
+    }
+
     fn late_messages(&self, count: u64) {
         self.late_messages.inc_by(count);
     }
 
     fn late_pushes(&self, count: u64) {
         self.late_pushes.inc_by(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happens_on_a_node_can_be_read_off_its_metrics() {
+        // OPS-1, NOD-7, NOD-9
+        let metrics = NodeMetrics::new();
+        metrics.read_out_began();
+        metrics.read_out_began();
+        metrics.read_out_ended(true);
+        metrics.config_pushed(true);
+        metrics.config_pushed(false);
+        metrics.journal_dropped(3);
+        metrics.journal_trouble(JournalTrouble::Full);
+        let text = metrics.render();
+        for line in [
+            "iop_node_read_outs_running 1",
+            "iop_node_read_outs_total{outcome=\"cut\"} 1",
+            "iop_node_config_pushes_total{outcome=\"applied\"} 1",
+            "iop_node_config_pushes_total{outcome=\"refused\"} 1",
+            "iop_node_journal_dropped_total 3",
+            "iop_node_journal_troubles_total{trouble=\"full\"} 1",
+        ] {
+            assert!(text.lines().any(|had| had == line), "{line}: {text}");
+        }
     }
 }

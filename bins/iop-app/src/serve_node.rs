@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use iop_node_core::journal::JournalTrouble;
+use iop_node_core::journal::sqlite::{SqliteJournal, SqliteOptions};
 use iop_node_core::{
-    AllowUpstream, Node, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath, ServeEnd,
+    AllowUpstream, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath,
+    ServeEnd,
 };
 use iop_wire::link::grpc::GrpcConnector;
 use iop_wire::{CloseCode, Connector, RefusalReason};
@@ -12,6 +15,7 @@ use iop_wire::{CloseCode, Connector, RefusalReason};
 use crate::adapters::BuiltIn;
 use crate::admin::{Admin, router};
 use crate::config::NodeSettings;
+use crate::config::node::JournalSettings;
 use crate::exit::{Exit, Failure};
 use crate::listener::{HttpListener, Limits};
 use crate::node_metrics::NodeMetrics;
@@ -35,25 +39,45 @@ pub fn connector(settings: &NodeSettings) -> Result<Arc<dyn Connector>, Failure>
     Ok(Arc::new(connector.with_congestion(settings.congestion.into())))
 }
 
-/// The Node of these settings.
+/// The Node of these settings; it writes no journal.
 ///
 /// # Errors
 /// [`Failure`] when a setting can't be used.
 pub fn node(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<Node, Failure> {
+    built(builder(settings, observer)?)
+}
+
+fn built(builder: NodeBuilder) -> Result<Node, Failure> {
+    builder.build().map_err(|error| Failure::fatal(error.to_string()))
+}
+
+fn builder(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<NodeBuilder, Failure> {
     let policy = ReconnectPolicy::new(settings.max_attempts, settings.interval)
         .map_err(|error| Failure::usage(error.to_string()))?;
     let upstream = match &settings.allow_upstream {
         Some(rules) => AllowUpstream::parse(rules).map_err(|error| Failure::usage(error.to_string()))?,
         None => AllowUpstream::default(),
     };
-    Node::builder(settings.token.clone(), connector(settings)?)
+    Ok(Node::builder(settings.token.clone(), connector(settings)?)
         .factory(Arc::new(BuiltIn::default()))
         .observer(observer)
         .reconnect(policy)
         .allow_upstream(upstream)
-        .version(env!("CARGO_PKG_VERSION"))
-        .build()
-        .map_err(|error| Failure::fatal(error.to_string()))
+        .version(env!("CARGO_PKG_VERSION")))
+}
+
+fn journal_options(journal: &JournalSettings) -> SqliteOptions {
+    let mut options = SqliteOptions::new(journal.node.clone(), Arc::new(unix_ms));
+    options.dsn.clone_from(&journal.dsn);
+    options.max_rows = journal.max_rows;
+    options.max_age = journal.max_age;
+    options
+}
+
+/// The time of day in Unix milliseconds; 0 on a machine that thinks it is before 1970.
+fn unix_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// `iop-node serve`.
@@ -66,7 +90,12 @@ pub async fn serve(settings: NodeSettings) -> Result<(), Failure> {
     let metrics = NodeMetrics::new();
     let teller =
         Teller { metrics: metrics.clone(), dial: settings.edge.dial.clone(), was_ready: AtomicBool::new(false) };
-    let node = node(&settings, Arc::new(teller))?;
+    let teller: Arc<dyn NodeObserver> = Arc::new(teller);
+    let mut builder = builder(&settings, Arc::clone(&teller))?;
+    if let Some(journal) = &settings.journal {
+        builder = builder.journal(Arc::new(SqliteJournal::open(journal_options(journal), teller)));
+    }
+    let node = built(builder)?;
     let status = node.status();
     let stop = Shutdown::default();
     if let Some(address) = settings.metrics {
@@ -143,6 +172,26 @@ impl NodeObserver for Teller {
 
     fn run_ended(&self, path: RunPath, outcome: RunOutcome) {
         self.metrics.run_ended(path, outcome);
+    }
+
+    fn read_out_began(&self) {
+        self.metrics.read_out_began();
+    }
+
+    fn read_out_ended(&self, cut: bool) {
+        self.metrics.read_out_ended(cut);
+    }
+
+    fn config_pushed(&self, applied: bool) {
+        self.metrics.config_pushed(applied);
+    }
+
+    fn journal_dropped(&self, count: u64) {
+        self.metrics.journal_dropped(count);
+    }
+
+    fn journal_trouble(&self, trouble: JournalTrouble) {
+        self.metrics.journal_trouble(trouble);
     }
 
     fn late_messages(&self, count: u64) {

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use iop_execution::failure::FailureStage;
 use iop_execution::{
     Capabilities, CommandOutput, Completion, EventSink, ExecutionFailure, HeadSink, Health, Provider, ProviderCommand,
-    ProviderError, RunRequest, Target, TunnelEnd, TunnelRequest,
+    ProviderError, Refreshed, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 
 use super::relay::{self, Emitted, Hook};
@@ -134,8 +134,8 @@ impl Provider for Fault {
         self.inner.start().await
     }
 
-    async fn refresh(&self) {
-        self.inner.refresh().await;
+    async fn refresh(&self) -> Refreshed {
+        self.inner.refresh().await
     }
 
     async fn stop(&self) {

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use iop_execution::failure::FailureCode;
 use iop_execution::{
     Capabilities, CapacityGate, CommandOutput, Completion, EventSink, ExecutionFailure, GatePermit, HeadSink, Health,
-    Provider, ProviderCommand, ProviderError, RunRequest, Target, TunnelEnd, TunnelRequest,
+    Provider, ProviderCommand, ProviderError, Refreshed, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 
 /// At most this many runs and tunnels of a provider at once; one more is refused as `busy`, at once.
@@ -68,8 +68,8 @@ impl Provider for Limit {
         self.inner.start().await
     }
 
-    async fn refresh(&self) {
-        self.inner.refresh().await;
+    async fn refresh(&self) -> Refreshed {
+        self.inner.refresh().await
     }
 
     async fn stop(&self) {

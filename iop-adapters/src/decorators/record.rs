@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use iop_execution::{
     Capabilities, CommandOutput, Completion, EventSink, FailureCode, HeadSink, Health, Provider, ProviderCommand,
-    ProviderError, RunId, RunRequest, Target, TunnelEnd, TunnelRequest,
+    ProviderError, Refreshed, RunId, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 use tokio::time::Instant;
 
@@ -152,8 +152,8 @@ impl Provider for Record {
         self.inner.start().await
     }
 
-    async fn refresh(&self) {
-        self.inner.refresh().await;
+    async fn refresh(&self) -> Refreshed {
+        self.inner.refresh().await
     }
 
     async fn stop(&self) {

@@ -42,8 +42,10 @@ pub(super) async fn discover(adapter: &OpenAiCompat) -> Result<Discovery, Provid
     let mut found = Discovery { targets: listed.targets, slots: None, is_iop };
     if listed.llama_cpp || server.eq_ignore_ascii_case("llama.cpp") {
         let props = tokio::time::timeout(PROPS_TIMEOUT, get(adapter, "/props")).await;
-        if let Ok(Ok((_, props))) = props {
-            found.take_props(&props);
+        match props {
+            Ok(Ok((_, props))) => found.take_props(&props),
+            // A server that is too busy to tell has as many slots as before.
+            Ok(Err(_)) | Err(_) => found.keep_props(&adapter.found()),
         }
     }
     Ok(found)
@@ -75,6 +77,18 @@ impl Discovery {
         self.slots = slots.and_then(|slots| u32::try_from(slots).ok()).and_then(NonZeroU32::new);
         if let ([target], Some(context)) = (self.targets.as_mut_slice(), context) {
             target.context_length = Some(context);
+        }
+    }
+}
+
+impl Discovery {
+    /// What an earlier answer told beyond the list of models.
+    fn keep_props(&mut self, before: &Self) {
+        self.slots = before.slots;
+        if let ([target], [known]) = (self.targets.as_mut_slice(), before.targets.as_slice())
+            && target.target == known.target
+        {
+            target.context_length = known.context_length;
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::observe::{Observation, Violation};
 use crate::state::EdgeState;
 use crate::state::effect::{EdgeNodeEvent, Effect};
 use crate::state::fleet;
+use crate::state::handshake::RETRY_UNAVAILABLE;
 use crate::state::id::ConnectionId;
 use crate::state::push::Acked;
 
@@ -29,12 +30,13 @@ impl EdgeState {
         }
         let change = difference(&self.catalog, &catalog);
         self.catalog = catalog;
-        let gone = |entry: Option<&NodeEntry>| entry.is_none_or(|entry| !entry.enabled);
         for connection in self.registry.ids() {
-            let node = self.registry.node_of(connection).cloned();
-            if node.is_some_and(|node| gone(self.catalog.node(&node))) {
-                // Its leases are released by this, and its waiters find no candidate below.
-                self.close(connection, CloseCode::RemovedFromConfig, Duration::ZERO, now);
+            let Some(node) = self.registry.node_of(connection).cloned() else { continue };
+            // Its leases are released by this, and its waiters find no candidate below. A disabled one may come back.
+            match self.catalog.node(&node).map(|entry| entry.enabled) {
+                None => self.close(connection, CloseCode::RemovedFromConfig, Duration::ZERO, now),
+                Some(false) => self.close(connection, CloseCode::Closed, RETRY_UNAVAILABLE, now),
+                Some(true) => {}
             }
         }
         self.fleet.apply(&self.catalog);

@@ -22,7 +22,7 @@ use crate::token::{Token, TokenHash, TokenKind};
 /// Wait before a Node dials again that found its place taken (REG-4).
 const RETRY_DUPLICATE: Duration = Duration::from_secs(10);
 /// Wait before a Node dials again that can't be served for now (REG-4).
-const RETRY_UNAVAILABLE: Duration = Duration::from_secs(30);
+pub(super) const RETRY_UNAVAILABLE: Duration = Duration::from_secs(30);
 /// Wait before a Node dials again while this Edge goes down (REG-4).
 const RETRY_DRAINING: Duration = Duration::from_secs(5);
 /// Wait before a link that found no free slot is tried again (REG-8).

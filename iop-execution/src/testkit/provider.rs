@@ -15,7 +15,7 @@ use super::script::{Script, Step};
 use crate::event::Completion;
 use crate::frame::FrameFlags;
 use crate::id::Target;
-use crate::provider::{Capabilities, Health, Provider, ProviderError, TargetInfo};
+use crate::provider::{Capabilities, Health, Provider, ProviderError, Refreshed, TargetInfo};
 use crate::request::{RunRequest, TunnelRequest};
 use crate::sink::{BodySink, EventSink, Fenced, HeadSink, TunnelEnd};
 
@@ -399,8 +399,9 @@ impl Provider for ScriptedProvider {
         Ok(())
     }
 
-    async fn refresh(&self) {
+    async fn refresh(&self) -> Refreshed {
         self.shared.counts.send_modify(|counts| counts.refreshes += 1);
+        Refreshed::Answered
     }
 
     async fn stop(&self) {

@@ -67,18 +67,56 @@ fn an_equal_config_keeps_the_instance_and_any_difference_replaces_it() {
     let mut changed = config("changed");
     changed.base_url = "http://127.0.0.1:1".into();
     let new = payload(vec![config("kept"), changed, config("new"), config("kept")]);
-    let change = adapters.change_to(&new);
-    assert_eq!(keys(&change.build), ["changed", "new"]);
-    assert_eq!(keys(&change.duplicates), ["kept"]);
-    let mut stopped = keys(change.stop.iter().map(|adapter| adapter.config()));
-    stopped.sort_unstable();
-    assert_eq!(stopped, ["changed", "gone"]);
-    assert!(change.stop.iter().all(|adapter| adapter.is_draining()));
+    let plan = adapters.plan(&new);
+    assert_eq!(keys(&plan.build), ["changed", "new"]);
+    assert_eq!(keys(&plan.duplicates), ["kept"]);
+    let gone = adapters.leave(&new);
+    let mut left = keys(gone.iter().map(|adapter| adapter.config()));
+    left.sort_unstable();
+    assert_eq!(left, ["changed", "gone"]);
+    assert!(gone.iter().all(|adapter| adapter.is_draining()));
     assert!(Arc::ptr_eq(&kept, adapters.by_key(&AdapterKey::new("kept").unwrap()).unwrap()) && !kept.is_draining());
     assert!(adapters.by_key(&AdapterKey::new("changed").unwrap()).is_none());
     assert_eq!(adapters.ready(&new).len(), 1, "what is not installed is not ready");
     assert_eq!(adapters.take_all().len(), 1);
     assert!(adapters.ready(&new).is_empty());
+}
+
+#[test]
+fn an_instance_that_takes_a_backend_over_shares_its_places() {
+    // REG-7, LEA-5
+    let at = |key: &str, url: &str, capacity| ProviderConfig { base_url: url.into(), capacity, ..config(key) };
+    let (here, there) = ("http://127.0.0.1:1", "http://127.0.0.1:2");
+    let place =
+        |adapters: &Adapters, key: &str| adapters.by_key(&AdapterKey::new(key).unwrap()).unwrap().gate().clone();
+    let mut adapters = Adapters::new();
+    adapters.install(at("a", here, 2), provider(Capabilities::runs_only()));
+    let running = place(&adapters, "a").try_enter().unwrap();
+    for (key, url, free) in [("a", here, 1), ("renamed", here, 1), ("a", there, 2), ("renamed", there, 2)] {
+        let new = payload(vec![at(key, url, 3)]);
+        let _leaving = adapters.leave(&new);
+        adapters.install(at(key, url, 2), provider(Capabilities::runs_only()));
+        let gate = place(&adapters, key);
+        let taken: Vec<_> = std::iter::from_fn(|| gate.try_enter()).collect();
+        assert_eq!(taken.len(), free, "{key} {url}");
+    }
+    drop(running);
+}
+
+#[test]
+fn a_provider_of_the_program_is_stopped_when_nothing_uses_it_any_more() {
+    // REG-7: one object may serve under several configs, one after the other or at once
+    let own = provider(Capabilities::runs_only());
+    let mut adapters = Adapters::new();
+    assert!(!adapters.uses(&own));
+    adapters.install(config("a"), Arc::clone(&own));
+    let changed = ProviderConfig { capacity: 1, ..config("a") };
+    let old = adapters.leave(&payload(vec![changed.clone()]));
+    assert!(adapters.uses(&own), "while it is leaving, too");
+    adapters.install(changed, Arc::clone(&own));
+    assert!(!adapters.left(&old[0]), "its successor is the same object");
+    let last = adapters.take_all();
+    assert!(adapters.left(&last[0]) && !adapters.uses(&own));
 }
 
 #[test]

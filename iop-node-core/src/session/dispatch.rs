@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use iop_execution::execution::Emit;
-use iop_execution::{ExecutionFailure, FailureCode, FailureStage, ProviderContacted, RunEvent, TunnelFrame};
+use iop_execution::{ExecutionFailure, FailureCode, FailureStage, ProviderContacted, RunEvent, TunnelFrame, Usage};
 use iop_wire::{
-    CloseCode, CommandRequest, CommandResponse, ConfigAck, ConfigUpdate, DispatchHead, Pong, RequestChunk, RunDispatch,
-    RunKey, RunNumber, ToEdge, ToNode, TunnelDispatch,
+    CloseCode, CommandRequest, CommandResponse, DispatchHead, Pong, RequestChunk, RunDispatch, RunKey, RunNumber,
+    ToEdge, ToNode, TunnelDispatch,
 };
 use tokio::sync::oneshot;
 
 use super::{End, Finished, RunHandle, Session, now, window_is_legal};
 use crate::body::{BodyStream, Inbox};
-use crate::drive::{Control, Stop, Work};
+use crate::drive::{Control, Entry, Stop, Work};
+use crate::journal::Opened;
 use crate::observe::{RunOutcome, RunPath};
 use crate::state::admit::{Admitted, admit};
 use crate::state::emit::{Emitter, Output};
@@ -77,7 +78,7 @@ impl Session<'_> {
                 Ok(())
             }
             ToNode::Command(request) => self.command(request),
-            ToNode::ConfigUpdate(update) => self.config_update(&update),
+            ToNode::ConfigUpdate(update) => self.config_pushed(update),
             ToNode::Ping(ping) => self.control(ToEdge::Pong(Pong { nonce: ping.nonce, edge_time_ms: 0 })),
             ToNode::Pong(pong) => {
                 self.heartbeat.handle_pong(now(), pong.nonce);
@@ -145,7 +146,8 @@ impl Session<'_> {
             Request::Run(RunDispatch { head }) => {
                 let provider = Arc::clone(admitted.adapter.provider());
                 let stall_timeout = admitted.stall_timeout;
-                let work = self.work(number, key, stopped, admitted);
+                let entry = self.entry(&head, path);
+                let work = self.work(number, key, stopped, admitted, entry);
                 self.tasks.spawn(async move {
                     let outcome = run::execute(work, provider, head, stall_timeout, body).await;
                     Finished { number, path, outcome }
@@ -154,7 +156,8 @@ impl Session<'_> {
             Request::Tunnel(dispatch) => {
                 let provider = Arc::clone(admitted.adapter.provider());
                 let stall_timeout = admitted.stall_timeout;
-                let work = self.work(number, key, stopped, admitted);
+                let entry = self.entry(&dispatch.head, path);
+                let work = self.work(number, key, stopped, admitted, entry);
                 self.tasks.spawn(async move {
                     let outcome = tunnel::execute(work, provider, dispatch, stall_timeout, body).await;
                     Finished { number, path, outcome }
@@ -169,6 +172,7 @@ impl Session<'_> {
         key: RunKey,
         stopped: oneshot::Receiver<Stop>,
         admitted: Admitted,
+        entry: Entry,
     ) -> Work<E> {
         Work {
             outbox: self.outbox.clone(),
@@ -177,8 +181,24 @@ impl Session<'_> {
             emitter: Emitter::new(number),
             permit: admitted.permit,
             close_grace: admitted.adapter.close_grace(),
+            cancel_policy: admitted.adapter.config().cancel_policy,
+            background: self.node.background.clone(),
             observer: Arc::clone(&self.node.observer),
+            entry,
         }
+    }
+
+    fn entry(&self, head: &DispatchHead, path: RunPath) -> Entry {
+        let journal = Arc::clone(&self.node.journal);
+        let key = journal.opened(Opened {
+            run_id: head.run_id,
+            path,
+            adapter: head.adapter.clone(),
+            target: head.target.clone(),
+            session_id: head.session_id.clone(),
+            background: head.background,
+        });
+        Entry { journal, key, usage: Usage::default() }
     }
 
     fn chunk(&mut self, chunk: RequestChunk) -> Result<(), End> {
@@ -215,21 +235,5 @@ impl Session<'_> {
         let failure = ExecutionFailure::refused(FailureCode::Unsupported, "this Node answers no commands");
         let CommandRequest { command_id, session_id, .. } = request;
         self.control(ToEdge::CommandResponse(CommandResponse { command_id, session_id, outcome: Err(failure) }))
-    }
-
-    /// W13: an update that is not newer changes nothing and is told what is in force.
-    fn config_update(&self, update: &ConfigUpdate) -> Result<(), End> {
-        let seen_revision = update.config.revision;
-        let error = match seen_revision.cmp(&self.revision) {
-            std::cmp::Ordering::Less => "older than the config in force",
-            std::cmp::Ordering::Equal => "",
-            std::cmp::Ordering::Greater => "unsupported",
-        };
-        self.control(ToEdge::ConfigAck(ConfigAck {
-            seen_revision,
-            applied_revision: self.revision,
-            error: error.to_owned(),
-            providers: Vec::new(),
-        }))
     }
 }

@@ -15,7 +15,7 @@
 use bytes::Bytes;
 use iop_execution::execution::Emit;
 use iop_execution::{
-    CancelReason, ExecutionFailure, FrameFlags, RunEvent, RunEventKind, ToolCallDelta, TunnelFrame, TunnelHead,
+    CancelReason, ExecutionFailure, FrameFlags, RunEvent, RunEventKind, ToolCallDelta, TunnelFrame, TunnelHead, Usage,
 };
 use iop_wire::limits::{MAX_CHUNK, MAX_DELTA, MAX_HEADER_BYTES, MAX_HEADERS};
 use iop_wire::{RunNumber, ToEdge};
@@ -31,6 +31,8 @@ pub struct Oversize;
 pub trait Output: Emit + Sized {
     /// How the run ended, if this is its terminal.
     fn outcome(&self) -> Option<RunOutcome>;
+    /// Counts in it, as the provider reported them.
+    fn usage(&self) -> Option<Usage>;
     /// Whether it can be cut into pieces that the wire takes.
     ///
     /// # Errors
@@ -118,6 +120,10 @@ impl<T: Output> Emitter<T> {
 }
 
 impl Output for RunEvent {
+    fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
+
     fn outcome(&self) -> Option<RunOutcome> {
         match &self.kind {
             RunEventKind::Complete(_) => Some(RunOutcome::Completed),
@@ -197,6 +203,13 @@ impl Output for RunEvent {
 }
 
 impl Output for TunnelFrame {
+    fn usage(&self) -> Option<Usage> {
+        match self {
+            Self::Usage(usage) => Some(*usage),
+            Self::Head(_) | Self::Body { .. } | Self::End | Self::Failed(_) | Self::Cancelled(_) => None,
+        }
+    }
+
     fn outcome(&self) -> Option<RunOutcome> {
         match self {
             Self::End => Some(RunOutcome::Completed),

@@ -128,13 +128,19 @@ pub struct Handshake {
     state: State,
     deadline: Option<Instant>,
     node_id: Option<NodeId>,
+    features: Vec<String>,
 }
 
 impl Handshake {
     /// A connection on which Hello was just queued.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Self { state: State::AwaitingHelloAck, deadline: Some(now + REGISTER_TIMEOUT), node_id: None }
+        Self {
+            state: State::AwaitingHelloAck,
+            deadline: Some(now + REGISTER_TIMEOUT),
+            node_id: None,
+            features: Vec::new(),
+        }
     }
 
     /// Where it stands.
@@ -147,6 +153,12 @@ impl Handshake {
     #[must_use]
     pub const fn node_id(&self) -> Option<&NodeId> {
         self.node_id.as_ref()
+    }
+
+    /// True if both sides know this feature.
+    #[must_use]
+    pub fn shares(&self, feature: &str) -> bool {
+        self.features.iter().any(|shared| shared == feature)
     }
 
     /// True if work may come.
@@ -163,6 +175,7 @@ impl Handshake {
         match (self.state, message) {
             (State::AwaitingHelloAck, ToNode::HelloAck(ack)) => {
                 Self::check(&ack)?;
+                self.features = ack.features;
                 self.move_to(State::AwaitingRegistration, Some(now + REGISTER_TIMEOUT));
                 Ok(Step::Register { max_envelope: ack.max_envelope })
             }

@@ -2,10 +2,12 @@
 //!
 //! One policy covers the first connection and every later one:
 //!
-//! - waits grow from 1 s, doubling, jittered downwards to no less than half, while they are below the interval;
+//! - waits grow from 1 s, doubling, jittered downwards to no less than a tenth, while they are below the interval: Nodes that
+//!   lost one Edge in the same instant spread over nearly all of the first second, and none of them dials in a hot loop;
 //! - from then on each wait is the interval, jittered upwards only (× 1.0 to 1.25), and only those count as attempts, so
 //!   a Node survives an outage of at least `max_attempts × interval`;
-//! - a retry-after of a refusal or a Goodbye is a minimum, at most 300 s;
+//! - a retry-after of a refusal or a Goodbye is a minimum, at most 300 s; a wait that it makes longer is jittered upwards, so
+//!   that the Nodes an Edge sent away together do not come back together;
 //! - 60 s in Ready reset everything; being accepted resets nothing, so an Edge that accepts and drops is given up too.
 //!
 //! Randomness is handed in. It does not decide whether a failure is worth another try: see [`is_fatal_close`] and
@@ -114,7 +116,8 @@ impl Reconnect {
         let wait = if self.wait < interval {
             let wait = self.wait;
             self.wait = wait.saturating_mul(2);
-            wait / 2 + fraction(wait / 2, random)
+            let least = wait / 10;
+            least + fraction(wait - least, random)
         } else {
             if self.policy.max_attempts.is_some_and(|max| self.attempts >= max) {
                 return Next::Exhausted;
@@ -122,7 +125,8 @@ impl Reconnect {
             self.attempts = self.attempts.saturating_add(1);
             interval.saturating_add(fraction(interval / 4, random))
         };
-        Next::Dial(wait.max(retry_after.min(MAX_RETRY_AFTER)))
+        let least = retry_after.min(MAX_RETRY_AFTER);
+        Next::Dial(if wait < least { least + fraction(least / 4, random) } else { wait })
     }
 
     /// Waits at the interval since the last reset.
@@ -133,7 +137,7 @@ impl Reconnect {
 }
 
 /// `random / 2^32` of a duration.
-fn fraction(of: Duration, random: u32) -> Duration {
+pub(super) fn fraction(of: Duration, random: u32) -> Duration {
     let nanos = (of.as_nanos() * u128::from(random)) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }

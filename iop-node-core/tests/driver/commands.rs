@@ -41,22 +41,6 @@ async fn every_command_is_answered_unsupported_and_the_session_lives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_config_push_is_answered_with_what_is_in_force() {
-    // W13, REG-7
-    let (mut node, _) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
-    let mut conn = node.ready().await;
-    for (revision, error) in [(6, "unsupported"), (5, ""), (4, "older than the config in force")] {
-        let config = NodeConfigPayload { revision, providers: vec![] };
-        conn.send(ToNode::ConfigUpdate(ConfigUpdate::new(config)));
-        let want =
-            ConfigAck { seen_revision: revision, applied_revision: 5, error: error.into(), providers: Vec::new() };
-        assert_eq!(conn.next().await, ToEdge::ConfigAck(want));
-    }
-    conn.run(1).await;
-    assert_eq!(conn.rest(1).await.len(), 3, "the config in force still serves");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_flood_of_commands_that_nobody_reads_the_answers_of_ends_the_connection() {
     // WIR-9, WIR-13
     let (mut node, _) = Harness::scripted(ScriptedProvider::new(Script::text("x")));

@@ -86,3 +86,35 @@ async fn an_edge_that_answers_no_ping_or_a_wrong_one_is_left_and_dialled_again()
         assert!(node.record.lines().contains(&"closed heartbeat_timeout".to_owned()));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_busy_in_every_way_still_answers_a_ping_at_once() {
+    // FEN-7, WIR-12; field report 9: only a Node that is really frozen is silent
+    let fakes = crate::fakes::Fakes::new(Script::new().ignore_cancel());
+    let factory = std::sync::Arc::clone(&fakes);
+    let mut node = Harness::with(|node| node.factory(factory));
+    let mut conn = node.accept().await;
+    conn.register(vec![ProviderConfig { capacity: 24, ..crate::fakes::fake("a", "ok") }]).await;
+    conn.get_ready().await;
+    let instance = fakes.newest("a");
+    for number in 1..=24 {
+        conn.send_run(DispatchHead { provider_id: iop_execution::ProviderId::new("p-a").unwrap(), ..head(number) });
+        conn.expect_accepted(number).await;
+        assert_eq!(conn.event(number).await.kind, RunEventKind::Start);
+    }
+    instance.answers(None);
+    instance.wait_for(|counts| counts.asking == 1).await;
+    conn.push(6, vec![crate::fakes::fake("b", "hang")]);
+    settle().await;
+    conn.answers_pings = false;
+    let began = Instant::now();
+    conn.send(ToNode::Ping(Ping { nonce: 77 }));
+    loop {
+        match conn.next().await {
+            ToEdge::Pong(pong) => break assert_eq!(pong.nonce, 77),
+            ToEdge::Ping(ping) => conn.send(ToNode::Pong(Pong { nonce: ping.nonce, edge_time_ms: 1 })),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}

@@ -2,11 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod backends;
 mod commands;
+mod configs;
+mod fakes;
 mod flow;
 mod handshake;
+mod journal;
 mod liveness;
+mod read_out;
 mod reconnect;
+mod refreshes;
 mod runs;
 mod shutdown;
 mod stops;

@@ -320,3 +320,55 @@ async fn everything_a_node_says_and_hears_survives_encoding() {
     drop(conn);
     assert_eq!(node.end().await, Ok(iop_node_core::ServeEnd::Drained));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_never_shows_the_engine_more_calls_than_it_has_places() {
+    // NOD-4, LEA-5; field report 47: 8 requests on 4 slots
+    let script = Script::text("x").pause();
+    let (mut node, calls) = Harness::scripted(ScriptedProvider::new(script).with_tunnels());
+    let mut conn = node.ready_with(ProviderConfig { capacity: 4, ..config() }).await;
+    let mut number = 0;
+    for round in 0..50 {
+        let (mut running, mut busy) = (Vec::new(), 0);
+        for at in 0..8 {
+            number += 1;
+            if at % 2 == 0 {
+                conn.send_run(head(number));
+            } else {
+                conn.send(tunnel(number, 4));
+                conn.send(chunk(number, "body", true));
+            }
+            conn.expect_accepted(number).await;
+            settle().await;
+            if at < 4 { running.push(number) } else { busy += 1 }
+        }
+        assert_eq!((running.len(), busy), (4, 4));
+        assert_eq!(calls.counts().active, 4, "round {round}");
+        // Half of them are cancelled, half end well: each gives its place back.
+        for number in running {
+            if number % 2 == 0 { conn.send(cancel(number)) } else { calls.release() }
+        }
+        calls.wait_for(|counts| counts.active == 0).await;
+    }
+    assert_eq!((calls.counts().max_active, calls.counts().calls), (4, 200));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_fails_or_panics_on_its_cancel_gives_its_place_back() {
+    // NOD-4; field report 39: a place does not depend on how the close went
+    let failing = [Script::text("x").pause().fail(ProviderError::unreachable()), Script::text("x").pause().panic()];
+    for script in failing {
+        let (mut node, calls) = Harness::scripted(ScriptedProvider::new(script).then(Script::text("next")));
+        let mut conn = node.ready_with(ProviderConfig { capacity: 1, ..config() }).await;
+        conn.run(1).await;
+        assert_eq!(conn.event(1).await.kind, RunEventKind::Start);
+        settle().await;
+        // The pause ends and the cancel comes in the same moment.
+        calls.release();
+        conn.send(cancel(1));
+        while !conn.event(1).await.kind.is_terminal() {}
+        conn.run(2).await;
+        assert_eq!(conn.rest(2).await.len(), 3);
+        assert_eq!(calls.counts().active, 0);
+    }
+}

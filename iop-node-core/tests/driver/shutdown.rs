@@ -35,6 +35,34 @@ async fn a_shutdown_finishes_what_runs_refuses_what_is_new_then_says_goodbye() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_drain_takes_as_long_as_the_work_and_no_longer_than_the_grace() {
+    // NOD-8; field report 81: min(grace, what runs)
+    for (grace, work, takes, end) in [
+        (620, 90, 90, ServeEnd::Drained),
+        (620, 0, 0, ServeEnd::Drained),
+        (60, 90, 60, ServeEnd::Cancelled),
+        (0, 90, 0, ServeEnd::Cancelled),
+    ] {
+        let (provider, _) = ScriptedProvider::new(Script::text("a").wait(Duration::from_secs(work))).into_parts();
+        let mut node = Harness::with(|node| node.provider("a", provider).drain_grace(Duration::from_secs(grace)));
+        let mut conn = node.ready().await;
+        conn.run(1).await;
+        assert_eq!(conn.event(1).await.kind, RunEventKind::Start);
+        settle().await;
+        let began = Instant::now();
+        node.shutdown.cancel();
+        let last = conn.rest(1).await.pop();
+        assert_eq!(matches!(last, Some(RunEventKind::Complete(_))), end == ServeEnd::Drained, "{last:?}");
+        assert_eq!(began.elapsed(), Duration::from_secs(takes));
+        let code = if end == ServeEnd::Drained { CloseCode::Drained } else { CloseCode::Shutdown };
+        conn.expect_goodbye(code).await;
+        drop(conn);
+        assert_eq!(node.end().await, Ok(end));
+        assert!(began.elapsed() <= Duration::from_secs(takes) + Duration::from_millis(500), "{:?}", began.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_still_runs_after_the_grace_is_cancelled_and_told_so() {
     // NOD-8
     let (mut node, calls) =

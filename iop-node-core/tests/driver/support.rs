@@ -54,6 +54,12 @@ impl NodeObserver for Record {
     fn run_ended(&self, path: RunPath, outcome: RunOutcome) {
         self.add(format!("ended {} {outcome:?}", path.as_str()));
     }
+    fn read_out_began(&self) {
+        self.add("read out".into());
+    }
+    fn read_out_ended(&self, cut: bool) {
+        self.add(format!("read out ended cut={cut}"));
+    }
     fn late_messages(&self, count: u64) {
         self.add(format!("late {count}"));
     }
@@ -137,6 +143,8 @@ pub(crate) struct Conn {
     stash: Vec<ToEdge>,
     /// Answers pings and swallows pongs.
     pub(crate) answers_pings: bool,
+    /// What HelloAck says.
+    pub(crate) features: Vec<String>,
 }
 
 impl Conn {
@@ -150,6 +158,7 @@ impl Conn {
             received: 0,
             stash: Vec::new(),
             answers_pings: true,
+            features: Vec::new(),
         }
     }
 
@@ -202,7 +211,7 @@ impl Conn {
         let ToEdge::Hello(hello) = self.next().await else { panic!("Hello comes first") };
         self.send(ToNode::HelloAck(HelloAck {
             proto: 1,
-            features: vec![],
+            features: self.features.clone(),
             max_envelope: 65_536,
             edge_id: "edge".into(),
         }));
@@ -237,6 +246,21 @@ impl Conn {
         let ToEdge::Ready(request) = self.next().await else { panic!("then NodeReadyRequest") };
         self.send(ToNode::ReadyResponse(NodeReadyResponse { ready: true, lease_generation: 1 }));
         request
+    }
+
+    /// Pushes a config.
+    pub(crate) fn push(&mut self, revision: u64, providers: Vec<ProviderConfig>) {
+        self.send(ToNode::ConfigUpdate(ConfigUpdate::new(NodeConfigPayload { revision, providers })));
+    }
+
+    /// The next ConfigAck; what belongs to runs waits for its turn.
+    pub(crate) async fn ack(&mut self) -> ConfigAck {
+        loop {
+            match self.receive().await.expect("the connection ended") {
+                ToEdge::ConfigAck(ack) => return ack,
+                other => self.stash.push(other),
+            }
+        }
     }
 
     /// The Node says Goodbye with this code, and nothing after it.

@@ -14,6 +14,7 @@ mod chat;
 mod deaths;
 mod leaving;
 mod load;
+mod node_alone;
 mod reload;
 mod shutdown;
 mod slow_reader;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use iop_execution::Redacted;
+use iop_node_core::journal::sqlite;
 use iop_node_core::upstream::AllowUpstream;
 use serde::Deserialize;
 
@@ -46,6 +47,31 @@ static METRICS_LISTENER: Object = Object {
         optional("insecure_no_auth", Kind::Bool, "metrics may be reachable from outside; default false"),
     ],
 };
+static JOURNAL: Object = Object {
+    name: "journal",
+    fields: &[
+        optional("enabled", Kind::Bool, "runs are written down, without prompts and outputs; default true"),
+        optional(
+            "dsn",
+            Kind::Text,
+            "SQLite URI or path, relative to the working directory; default: file:iop.db?cache=shared&mode=rwc",
+        ),
+        optional(
+            "max_rows",
+            Kind::Integer { min: 1, max: MAX_JOURNAL_ROWS },
+            "most runs that are kept; default 100000",
+        ),
+        optional(
+            "max_age_days",
+            Kind::Integer { min: 1, max: MAX_JOURNAL_DAYS },
+            "longest time a run is kept; default 30",
+        ),
+    ],
+};
+/// Most rows of the run journal that may be asked for.
+const MAX_JOURNAL_ROWS: u64 = 100_000_000;
+/// Longest age of a row of the run journal that may be asked for.
+const MAX_JOURNAL_DAYS: u64 = 36_500;
 /// The table of `node.yaml`.
 pub static NODE_FILE: Object = Object {
     name: "the config",
@@ -63,6 +89,7 @@ pub static NODE_FILE: Object = Object {
             "what providers may be: loopback, private, hosts, addresses, networks; default: [loopback, private]",
         ),
         optional("metrics", Kind::Object(&METRICS_LISTENER), "metrics and health"),
+        optional("journal", Kind::Object(&JOURNAL), "what is written down about runs"),
         optional("link", Kind::Object(&LINK), "the connection to the Edge"),
         optional("insecure_plaintext", Kind::Bool, "an http:// Edge on another machine is all right; default false"),
     ],
@@ -90,6 +117,8 @@ pub struct NodeFile {
     pub allow_upstream: Option<Vec<String>>,
     /// Metrics and health.
     pub metrics: MetricsFile,
+    /// What is written down about runs.
+    pub journal: JournalFile,
     /// The connection to the Edge.
     pub link: LinkConfig,
     /// An http:// Edge on another machine is all right.
@@ -124,6 +153,20 @@ pub struct MetricsFile {
     pub insecure_plaintext: bool,
     /// It may be reachable from outside without auth.
     pub insecure_no_auth: bool,
+}
+
+/// The run journal; what is left out has its default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct JournalFile {
+    /// It is written.
+    pub enabled: Option<bool>,
+    /// Where.
+    pub dsn: Option<String>,
+    /// Most rows.
+    pub max_rows: Option<u64>,
+    /// Oldest row.
+    pub max_age_days: Option<u64>,
 }
 
 /// What flags and variables say; each beats the file.
@@ -162,6 +205,18 @@ pub struct NodeOptions {
     /// Address for metrics and health [default: none]
     #[arg(long, env = "IOP_NODE_METRICS_LISTEN", value_name = "IP:PORT")]
     pub metrics_listen: Option<SocketAddr>,
+    /// Write down what runs, without prompts and outputs [default: true]
+    #[arg(long, env = "IOP_NODE_JOURNAL_ENABLED", value_name = "BOOL")]
+    pub journal_enabled: Option<bool>,
+    /// SQLite URI or path of the run journal [default: file:iop.db?cache=shared&mode=rwc]
+    #[arg(long, env = "IOP_NODE_JOURNAL_DSN", value_name = "URI")]
+    pub journal_dsn: Option<String>,
+    /// Most runs that the journal keeps [default: 100000]
+    #[arg(long, env = "IOP_NODE_JOURNAL_MAX_ROWS", value_name = "N")]
+    pub journal_max_rows: Option<u64>,
+    /// Longest time the journal keeps a run [default: 30]
+    #[arg(long, env = "IOP_NODE_JOURNAL_MAX_AGE_DAYS", value_name = "DAYS")]
+    pub journal_max_age_days: Option<u64>,
     /// Congestion control of the connection to the Edge
     #[arg(long, env = "IOP_NODE_LINK_CONGESTION", value_name = "NAME")]
     pub link_congestion: Option<CongestionConfig>,
@@ -183,6 +238,19 @@ pub struct EdgeAddress {
     pub identity: Option<String>,
 }
 
+/// Where and how much is written down about runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalSettings {
+    /// SQLite URI or path.
+    pub dsn: String,
+    /// Most rows.
+    pub max_rows: u64,
+    /// Oldest row.
+    pub max_age: Duration,
+    /// Which Node writes: the public part of its token, the same after a restart.
+    pub node: String,
+}
+
 /// A Node's settings, checked.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
@@ -200,6 +268,8 @@ pub struct NodeSettings {
     pub allow_upstream: Option<Vec<String>>,
     /// Metrics and health; `None` = off.
     pub metrics: Option<SocketAddr>,
+    /// The run journal; `None` = off.
+    pub journal: Option<JournalSettings>,
     /// Congestion control of the connection.
     pub congestion: CongestionConfig,
 }
@@ -288,9 +358,17 @@ impl NodeOptions {
                 );
             }
         }
+        let asked = JournalFile {
+            enabled: self.journal_enabled.or(file.journal.enabled),
+            dsn: self.journal_dsn.or(file.journal.dsn),
+            max_rows: self.journal_max_rows.or(file.journal.max_rows),
+            max_age_days: self.journal_max_age_days.or(file.journal.max_age_days),
+        };
+        let journal = journal(asked, token.as_deref().unwrap_or_default(), tree, problems);
         Some(NodeSettings {
             edge: edge?,
             token: Redacted::new(token?),
+            journal,
             ca,
             max_attempts: self.reconnect_max_attempts.or(file.reconnect.max_attempts),
             interval: interval.map(Duration::from_secs),
@@ -300,6 +378,32 @@ impl NodeOptions {
         })
     }
 }
+
+fn journal(asked: JournalFile, token: &str, tree: Option<&Tree>, problems: &mut Problems) -> Option<JournalSettings> {
+    use iop_edge_core::token::{Token, TokenKind};
+    if asked.enabled == Some(false) {
+        return None;
+    }
+    let mut within = |name: &str, value: Option<u64>, max: u64| {
+        if let Some(value) = value.filter(|value| !(1..=max).contains(value)) {
+            let at = tree.map_or_else(Position::default, |tree| tree.at(&format!("journal/{name}")));
+            problems.error(at, format!("`journal.{name}` can't be {value}"), Some(format!("it goes from 1 to {max}")));
+        }
+    };
+    within("max_rows", asked.max_rows, MAX_JOURNAL_ROWS);
+    within("max_age_days", asked.max_age_days, MAX_JOURNAL_DAYS);
+    let token = Token::parse(TokenKind::Node, token)?;
+    Some(JournalSettings {
+        dsn: asked.dsn.unwrap_or_else(|| sqlite::DEFAULT_DSN.to_owned()),
+        max_rows: asked.max_rows.unwrap_or(sqlite::DEFAULT_MAX_ROWS),
+        max_age: asked
+            .max_age_days
+            .map_or(sqlite::DEFAULT_MAX_AGE, |days| DAY.saturating_mul(u32::try_from(days).unwrap_or(u32::MAX))),
+        node: token.id().as_str().to_owned(),
+    })
+}
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn parse(text: &str, problems: &mut Problems) -> (NodeFile, Option<Tree>) {
     let Some(mut tree) = Tree::parse(text, problems) else { return (NodeFile::default(), None) };

@@ -71,3 +71,85 @@ async fn a_probe_that_has_no_proof_says_unknown() {
     assert_eq!(adapter.probe_health(&target("ok")).await, Health::Unknown);
     assert_eq!(adapter.probe_health(&target("no such model")).await, Health::Unknown);
 }
+
+/// The way to a server that is replaced by another one, or goes away.
+#[derive(Debug)]
+struct Switch(Mutex<Option<Arc<HttpClient>>>);
+
+impl Switch {
+    fn to(&self, backend: Option<&ScriptedBackend>) {
+        let client =
+            backend.map(|backend| Arc::new(HttpClient::new(Origin::parse(&backend.base_url()).unwrap()).unwrap()));
+        *self.0.lock().unwrap() = client;
+    }
+}
+
+#[async_trait]
+impl Upstream for Switch {
+    async fn send(&self, request: UpstreamRequest) -> Result<UpstreamResponse, UpstreamError> {
+        let client = self.0.lock().unwrap().clone();
+        match client {
+            Some(client) => client.send(request).await,
+            None => Err(UpstreamError::Connect("nobody listens".into())),
+        }
+    }
+}
+
+fn names(adapter: &OpenAiCompat) -> Vec<String> {
+    adapter.capabilities().targets.iter().map(|info| info.target.as_str().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_refresh_follows_what_the_server_has_and_a_silent_server_has_lost_nothing() {
+    // ADP-5
+    let serving =
+        async |models: &str| ScriptedBackend::builder().route("GET", "/v1/models", list(models)).start().await.unwrap();
+    let switch = Arc::new(Switch(Mutex::new(None)));
+    let adapter =
+        OpenAiCompat::with_upstream(OpenAiCompatConfig::new("http://unused"), Arc::clone(&switch) as Arc<dyn Upstream>)
+            .unwrap();
+    adapter.start().await.unwrap();
+    assert!(names(&adapter).is_empty(), "a server that is down is no error");
+    let (one, two) = (serving(r#"{"id":"a"}"#).await, serving(r#"{"id":"a"},{"id":"b"}"#).await);
+    let (none, loading) = (serving("").await, {
+        let busy = Answer::json(503, r#"{"error":{"message":"Loading model"}}"#);
+        ScriptedBackend::builder().route("GET", "/v1/models", busy).start().await.unwrap()
+    });
+    for (backend, answered, want) in [
+        (Some(&one), Refreshed::Answered, vec!["a"]),
+        (Some(&two), Refreshed::Answered, vec!["a", "b"]),
+        (None, Refreshed::Silent, vec!["a", "b"]),
+        (Some(&loading), Refreshed::Silent, vec!["a", "b"]),
+        (Some(&one), Refreshed::Answered, vec!["a"]),
+        (Some(&none), Refreshed::Answered, vec![]),
+    ] {
+        switch.to(backend);
+        assert_eq!(adapter.refresh().await, answered, "{want:?}");
+        assert_eq!(names(&adapter), want);
+    }
+}
+
+#[tokio::test]
+async fn slots_that_a_busy_server_does_not_tell_again_are_those_it_told_before() {
+    // ADP-5, LEA-8: no flapping between 4 places and 16
+    let models = r#"{"id":"gemma","owned_by":"llamacpp","meta":{"n_ctx_train":32768}}"#;
+    let serving = async |props: Answer| {
+        let backend = ScriptedBackend::builder().route("GET", "/v1/models", list(models)).route("GET", "/props", props);
+        backend.start().await.unwrap()
+    };
+    let switch = Arc::new(Switch(Mutex::new(None)));
+    let adapter =
+        OpenAiCompat::with_upstream(OpenAiCompatConfig::new("http://unused"), Arc::clone(&switch) as Arc<dyn Upstream>)
+            .unwrap();
+    let props = |slots: u32| {
+        Answer::json(200, format!(r#"{{"default_generation_settings":{{"n_ctx":2048}},"total_slots":{slots}}}"#))
+    };
+    for (answer, slots) in [(props(4), 4), (Answer::json(503, "{}"), 4), (Answer::reset_at_once(), 4), (props(2), 2)] {
+        let backend = serving(answer).await;
+        switch.to(Some(&backend));
+        assert_eq!(adapter.refresh().await, Refreshed::Answered);
+        let capabilities = adapter.capabilities();
+        assert_eq!(capabilities.max_concurrency.map(NonZeroU32::get), Some(slots));
+        assert_eq!(capabilities.targets[0].context_length, Some(2048));
+    }
+}

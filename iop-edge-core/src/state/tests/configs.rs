@@ -183,7 +183,11 @@ fn a_removed_or_disabled_node_is_closed_and_fenced() {
         }
         apply(&mut state, next, now);
         let after = effects(&mut state);
-        let (code, retry_after) = (CloseCode::RemovedFromConfig, Duration::ZERO);
+        let (code, retry_after) = if disabled {
+            (CloseCode::Closed, Duration::from_secs(30)) // it may come back
+        } else {
+            (CloseCode::RemovedFromConfig, Duration::ZERO)
+        };
         assert!(after.contains(&Effect::Close { connection: id, code, retry_after }));
         assert!(after.contains(&Effect::Disconnected { attempt: run.attempt }));
         let again = registered(&mut state, "n2", now);

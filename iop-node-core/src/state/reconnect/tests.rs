@@ -39,7 +39,7 @@ fn waits_double_from_one_second_then_stay_at_the_interval() {
     // NOD-1
     let low = waits(ReconnectPolicy::default(), 0, 99);
     let ms: Vec<_> = low.iter().map(Duration::as_millis).collect();
-    assert_eq!(ms[..4], [500, 1000, 2000, 4000], "below the interval jitter goes down to half");
+    assert_eq!(ms[..4], [100, 200, 400, 800], "below the interval jitter goes down to a tenth");
     assert_eq!(ms[4..], [10_000; 10], "at the interval it goes up only, and only these count");
     let high = waits(ReconnectPolicy::default(), MAX, 99);
     let ms: Vec<_> = high.iter().map(|wait| wait.as_secs_f64().round()).collect();
@@ -68,7 +68,7 @@ fn unlimited_never_gives_up() {
 fn a_retry_after_is_a_minimum_and_capped() {
     // NOD-1
     let now = ManualClock::new().now();
-    for (asked, want) in [(0, secs(1) / 2), (7, secs(7)), (300, secs(300)), (86_400, secs(300))] {
+    for (asked, want) in [(0, secs(1) / 10), (7, secs(7)), (300, secs(300)), (86_400, secs(300))] {
         let mut machine = Reconnect::new(ReconnectPolicy::default());
         assert_eq!(machine.ended(now, secs(asked), 0), Next::Dial(want));
     }
@@ -77,6 +77,68 @@ fn a_retry_after_is_a_minimum_and_capped() {
         machine.ended(now, Duration::ZERO, 0);
     }
     assert_eq!(machine.ended(now, secs(1), 0), Next::Dial(secs(10)), "it never shortens a wait");
+    let mut machine = Reconnect::new(ReconnectPolicy::default());
+    let Next::Dial(wait) = machine.ended(now, secs(20), MAX) else { panic!() };
+    assert!(wait > secs(24) && wait <= secs(25), "{wait:?}: the jitter of a retry-after goes up only");
+}
+
+/// Most of these within any window of this length.
+fn busiest(times: &mut [Duration], window: Duration) -> usize {
+    times.sort();
+    let within = |at: usize| times[at..].iter().take_while(|time| **time < times[at] + window).count();
+    (0..times.len()).map(within).max().unwrap_or(0)
+}
+
+#[test]
+fn five_hundred_nodes_do_not_come_back_in_step() {
+    // NOD-1; field reports T7, 77
+    let now = ManualClock::new().now();
+    let policy = ReconnectPolicy::new(Some(0), None).unwrap();
+    // Everybody lost the Edge in the same instant; it is away for a while, or sends everybody away with the same words.
+    for (asked, most_per_second) in [(0, 500), (20, 150), (300, 20)] {
+        let entropy = iop_execution::Entropy::seeded(7);
+        let mut at = vec![Duration::ZERO; 500];
+        let mut machines: Vec<_> = at.iter().map(|_| Reconnect::new(policy)).collect();
+        for round in 0..8 {
+            for (machine, at) in machines.iter_mut().zip(&mut at) {
+                let random = u32::try_from(entropy.number() >> 32).unwrap();
+                let Next::Dial(wait) = machine.ended(now + *at, secs(asked), random) else { panic!("unlimited") };
+                assert!(wait >= secs(1) / 10, "never a hot loop");
+                *at += wait;
+            }
+            let mut sorted = at.clone();
+            let busiest = busiest(&mut sorted, secs(1));
+            let allowed = if round == 0 { most_per_second } else { most_per_second * 2 / 3 };
+            assert!(busiest <= allowed.max(2), "{asked} s, round {round}: {busiest} dials in one second");
+            let close = busiest_pair(&sorted);
+            assert!(close < 50, "{asked} s, round {round}: {close} dials within 50 ms");
+        }
+        if asked == 0 {
+            assert!(at.iter().all(|at| *at < secs(60)), "an Edge that is back finds everybody within a minute");
+        }
+    }
+}
+
+fn busiest_pair(times: &[Duration]) -> usize {
+    busiest(&mut times.to_vec(), Duration::from_millis(50))
+}
+
+#[test]
+fn a_refusal_is_never_answered_by_a_hot_loop() {
+    // NOD-1; field report T7: 5 357 attempts in a minute
+    let start = ManualClock::new().now();
+    for random in [0, MAX / 2, MAX] {
+        let mut machine = Reconnect::new(ReconnectPolicy::new(Some(0), None).unwrap());
+        let (mut now, mut dials) = (start, 0);
+        while now < start + secs(60) {
+            // Accepted, ready, and dropped at once changes nothing.
+            machine.ready(now);
+            let Next::Dial(wait) = machine.ended(now, Duration::ZERO, random) else { panic!("unlimited") };
+            now += wait;
+            dials += 1;
+        }
+        assert!(dials <= 11, "{dials} dials in a minute");
+    }
 }
 
 #[test]

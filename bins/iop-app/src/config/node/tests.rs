@@ -84,6 +84,47 @@ fn flags_beat_the_file_and_the_file_beats_the_defaults() {
 }
 
 #[test]
+fn the_journal_is_on_unless_somebody_says_no_and_each_setting_has_a_flag() {
+    // NOD-7, CFG-4
+    let token = token();
+    let (settings, problems) = load("https://e", |options| options.token = Some(token.clone()));
+    let journal = settings.unwrap_or_else(|| panic!("{problems}")).journal.unwrap();
+    assert_eq!(journal.dsn, "file:iop.db?cache=shared&mode=rwc");
+    assert_eq!((journal.max_rows, journal.max_age.as_secs()), (100_000, 30 * 86_400));
+    assert_eq!(journal.node, token.expose()[5..13], "the public part of the token and nothing more");
+
+    let dir = crate::testdir::TestDir::new();
+    dir.write("node.token", token.expose());
+    let from = |journal: &str, change: fn(&mut NodeOptions)| {
+        let config = dir.write("node.yaml", &format!("edge: https://e\ntoken_file: node.token\njournal: {journal}\n"));
+        let mut options = NodeOptions { config: Some(config), ..NodeOptions::default() };
+        change(&mut options);
+        let (settings, problems) = options.load();
+        (settings.map(|settings| settings.journal), problems.to_string())
+    };
+    let file = "{ dsn: /var/lib/iop/runs.db, max_rows: 5, max_age_days: 2 }";
+    let journal = from(file, |_| {}).0.unwrap().unwrap();
+    assert_eq!((journal.dsn.as_str(), journal.max_rows), ("/var/lib/iop/runs.db", 5));
+    assert_eq!(journal.max_age, Duration::from_secs(2 * 86_400));
+    let flags = |options: &mut NodeOptions| {
+        options.journal_dsn = Some("other.db".to_owned());
+        options.journal_max_rows = Some(7);
+        options.journal_max_age_days = Some(1);
+    };
+    let journal = from(file, flags).0.unwrap().unwrap();
+    assert_eq!((journal.dsn.as_str(), journal.max_rows, journal.max_age), ("other.db", 7, Duration::from_secs(86_400)));
+    assert_eq!(from("{ enabled: false }", |_| {}).0, Some(None));
+    assert_eq!(from("{ enabled: true }", |options| options.journal_enabled = Some(false)).0, Some(None));
+    assert!(from("{ enabled: false }", |options| options.journal_enabled = Some(true)).0.unwrap().is_some());
+    for (journal, words) in [("{ max_rows: 0 }", "3:"), ("{ max_age_days: 99999 }", "36500"), ("{ dns: x }", "`dsn`")] {
+        let (settings, problems) = from(journal, |_| {});
+        assert!(settings.is_none() && problems.contains(words), "{problems}");
+    }
+    let (settings, problems) = load("https://e", |options| options.journal_max_rows = Some(0));
+    assert!(settings.is_none() && problems.contains("journal.max_rows"), "{problems}");
+}
+
+#[test]
 fn mistakes_are_told_with_the_next_step_and_no_token() {
     // BIN-4, CFG-4
     let dir = crate::testdir::TestDir::new();
