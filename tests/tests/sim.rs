@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use iop_tests::sim::seeds::{play_all, setting, show};
+use iop_tests::sim::seeds::{fixed, play_all, setting, show};
 use iop_tests::sim::stage::play;
 
 /// Seeds that are played on each run of the tests, beside the fixed ones.
@@ -12,11 +12,54 @@ const FIXED: usize = 200;
 /// Of which so many are played twice.
 const REPEATED: usize = 25;
 
-fn fixed() -> Vec<u64> {
-    let text = include_str!("../sim-seeds.txt");
-    let lines = text.lines().map(|line| line.split('#').next().unwrap().trim()).filter(|line| !line.is_empty());
-    lines.map(|line| line.parse().unwrap()).collect()
-}
+/// What the fixed seeds together must have seen: each kind of trouble, and each outcome.
+const SEEN: [(&str, &str); 45] = [
+    ("block", "both ways"),
+    ("block", "to the edge"),
+    ("block", "to the node"),
+    ("cancel", "reached"),
+    ("config", "applied"),
+    ("crash", ""),
+    ("crash", "mute"),
+    ("crash edge", ""),
+    ("crash edge", "mute"),
+    ("cut", ""),
+    ("heal", "reset"),
+    ("in service", "off"),
+    ("pause", ""),
+    ("pause edge", ""),
+    ("quarantined", ""),
+    ("shutdown", ""),
+    ("stick", ""),
+    ("stop edge", ""),
+    ("suspected", ""),
+    ("trusted", ""),
+    ("disconnected", "closed"),
+    ("disconnected", "drained"),
+    ("disconnected", "heartbeat_timeout"),
+    ("disconnected", "protocol_violation"),
+    ("disconnected", "restart"),
+    ("disconnected", "superseded"),
+    ("refused", "duplicate_connection"),
+    ("outcome", "cancelled"),
+    ("outcome", "client"),
+    ("outcome", "deadline"),
+    ("outcome", "disconnected"),
+    ("outcome", "edge_deadline"),
+    ("outcome", "internal"),
+    ("outcome", "left"),
+    ("outcome", "left waiting"),
+    ("outcome", "node required"),
+    ("outcome", "node_suspect"),
+    ("outcome", "provider_rejected"),
+    ("outcome", "provider_unreachable"),
+    ("outcome", "queue full"),
+    ("outcome", "queue timeout"),
+    ("outcome", "receive_pool"),
+    ("outcome", "shutting down"),
+    ("outcome", "slow_client"),
+    ("outcome", "whole"),
+];
 
 #[test]
 fn fixed_seeds() {
@@ -25,7 +68,13 @@ fn fixed_seeds() {
     assert_eq!(seeds.len(), FIXED);
 
     let summary = play_all(&seeds);
-    eprintln!("{:#?}", summary.counts);
+    // Seeds that see nothing prove nothing.
+    for (what, how) in SEEN {
+        assert!(summary.count_of(what, how) > 0, "no seed has seen: {what} {how}\n{:#?}", summary.counts);
+    }
+    for how in ["corrupt", "lose", "reorder", "repeat"] {
+        assert!(summary.counts.keys().any(|(_, detail)| *detail == how), "no message did: {how}");
+    }
 }
 
 #[test]
@@ -37,7 +86,8 @@ fn random_seeds() {
     });
     eprintln!("IOP_SIM_START={start} IOP_SIM_SEEDS={count}");
     let seeds: Vec<u64> = (start..start + count).collect();
-    let _summary = play_all(&seeds);
+    let summary = play_all(&seeds);
+    eprintln!("{:#?}", summary.counts);
 }
 
 #[test]

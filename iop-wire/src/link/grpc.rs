@@ -28,7 +28,7 @@ mod tests;
 
 pub use client::GrpcConnector;
 pub use congestion::{Congestion, congestion};
-pub use server::{GrpcListener, IdentityOf, serve_edge};
+pub use server::{GrpcListener, IdentityOf, serve_edge, serve_stream};
 
 /// Path of the one call of the schema's one service.
 const SESSION: &str = "/iop.wire.v1.Session/Session";

@@ -5,7 +5,7 @@ use iop_edge_core::snapshot::{EdgeSnapshot, ProviderSnapshot};
 
 use crate::sim::history::Who;
 use crate::sim::stage::{Stage, index};
-use crate::sim::world::{self, Facts};
+use crate::sim::world::{self, Facts, Wants};
 
 /// After every window.
 pub(super) fn after_window(stage: &Stage) {
@@ -19,6 +19,7 @@ pub(super) fn after_window(stage: &Stage) {
     let mut facts = stage.world.facts();
     waits(&facts, &snapshot, edge.host.clock(), &mut problems);
     calls(stage, &facts, &mut problems);
+    hopes(stage, &facts, &snapshot, &mut problems);
     let quarantined = snapshot.nodes.iter().flat_map(|node| &node.providers).map(|own| own.in_use.quarantined).sum();
     if std::mem::replace(&mut facts.quarantined, quarantined) < quarantined {
         facts.note(Who::Edge, "quarantined", "", [u64::from(quarantined), 0]);
@@ -93,6 +94,35 @@ fn waits(facts: &Facts, snapshot: &EdgeSnapshot, clock: u64, problems: &mut Vec<
     let count = submitted().count();
     if waiting != count {
         problems.push(format!("I10: {waiting} wait in queues, but {count} clients have no answer"));
+    }
+}
+
+/// FEN-2, FEN-3: nobody waits for a model that no provider can serve now.
+fn hopes(stage: &Stage, facts: &Facts, snapshot: &EdgeSnapshot, problems: &mut Vec<String>) {
+    if facts.reconfigured {
+        return;
+    }
+    let able = |at: usize, wants: &Wants| {
+        let plan = &stage.plan.providers[at];
+        let shown = snapshot.nodes.iter().find(|node| index(node.node.as_str()) == plan.node);
+        let ready = shown.is_some_and(|node| {
+            let mut own = node.providers.iter();
+            let connected = own.any(|own| own.provider.as_str() == plan.id && own.connected);
+            connected && !node.draining
+        });
+        ready && (!wants.tunnel || (plan.tunnels && !plan.run_only))
+    };
+    for (id, _) in facts.clients.iter().filter(|(_, client)| client.stage == world::Stage::Submitted) {
+        let Some(wants) = facts.wants.get(id) else { continue };
+        let Some(model) = stage.plan.models.iter().find(|model| model.name == wants.model) else { continue };
+        let all: Vec<_> = model.candidates.iter().map(|(at, _)| *at).filter(|at| able(*at, wants)).collect();
+        let avoided = |at: &usize| {
+            let hint = wants.avoid.as_ref();
+            hint.is_some_and(|(provider, fallback)| !fallback && *provider == stage.plan.providers[*at].id)
+        };
+        if model.absence == 0 && all.iter().all(avoided) {
+            problems.push(format!("FEN-3: client {id} waits, and nobody can serve it"));
+        }
     }
 }
 

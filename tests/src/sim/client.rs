@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::sim::history::Who;
 use crate::sim::provider::{Ending, Work};
-use crate::sim::world::{Client, Facts, Stage, World};
+use crate::sim::world::{Client, Facts, Stage, Wants, World};
 
 /// Timers are exact to a millisecond.
 const TICK: u64 = 2;
@@ -131,6 +131,11 @@ pub async fn live(plan: ClientPlan, desk: Desk) {
         let wait_until = since + wait + TICK;
         let client = Client { stage: Stage::Submitted, since, wait_until, deadline: None, run_id: None };
         facts.clients.insert(plan.id, client);
+        if plan.direct.is_none() {
+            let tunnel = plan.wire == Some(WireKind::Tunnel);
+            let wants = Wants { model: plan.model.clone(), tunnel, avoid: plan.avoid.clone() };
+            facts.wants.insert(plan.id, wants);
+        }
     }
     let mut leave = Box::pin(async {
         match plan.leave {

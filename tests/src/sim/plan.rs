@@ -482,9 +482,9 @@ fn drift(rng: &mut Rng) -> i64 {
 fn node(rng: &mut Rng, swarm: &Swarm) -> NodePlan {
     let rate = |rng: &mut Rng, wanted: bool, of: u64| if wanted && rng.permille(500) { of } else { 0 };
     let damage = Damage {
-        lose: rate(rng, swarm.damage, 1_500),
-        repeat: rate(rng, swarm.damage, 1_500),
-        corrupt: rate(rng, swarm.damage, 1_500),
+        lose: rate(rng, swarm.damage, 5_000),
+        repeat: rate(rng, swarm.damage, 5_000),
+        corrupt: rate(rng, swarm.damage, 5_000),
         reorder: rate(rng, swarm.reorder, 200_000),
     };
     NodePlan {

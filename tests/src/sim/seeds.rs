@@ -47,6 +47,14 @@ pub fn setting(name: &str) -> Option<u64> {
         .map(|text| text.trim().parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
+/// The seeds of `sim-seeds.txt`: a number a line, and after `#` what it once found.
+#[must_use]
+pub fn fixed() -> Vec<u64> {
+    let lines = include_str!("../../sim-seeds.txt").lines();
+    let numbers = lines.map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|line| !line.is_empty());
+    numbers.map(|number| number.parse().unwrap()).collect()
+}
+
 /// Plays one seed and prints what it does.
 pub fn show(seed: u64) -> Played {
     watch_panics();
@@ -104,6 +112,9 @@ pub fn play_all(seeds: &[u64]) -> Summary {
                     let played = play(seed, false);
                     *lock(slot) = None;
                     if let Some(failure) = played.failure {
+                        if keep_going {
+                            eprintln!("seed {seed}: {}", failure.lines().next().unwrap_or_default());
+                        }
                         lock(failures).push((seed, failure));
                         failed.store(!keep_going, Ordering::Relaxed);
                     }
@@ -131,9 +142,6 @@ pub fn play_all(seeds: &[u64]) -> Summary {
         });
     });
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for (seed, failure) in failures.iter().filter(|_| keep_going) {
-        eprintln!("seed {seed}: {}", failure.lines().next().unwrap_or_default());
-    }
     if let Some((seed, failure)) = failures.into_iter().next() {
         panic!("seed {seed}: {failure}\nrepeat it with\n    {}", command(seed));
     }

@@ -29,6 +29,9 @@ pub struct Facts {
     pub last_call: u64,
     /// The clients that asked.
     pub clients: BTreeMap<u32, Client>,
+    /// What each client wants: a model, a wire, a provider to avoid and whether it may be taken all the same. Direct addresses
+    /// are not here.
+    pub wants: BTreeMap<u32, Wants>,
     /// Processes of Nodes that ended by themselves: true = asked to.
     pub ended: BTreeMap<u64, bool>,
     /// Times at which a Node's generation ended, by Node.
@@ -71,6 +74,17 @@ pub struct Call {
     pub run_id: RunId,
 }
 
+/// What a client wants of the Edge.
+#[derive(Debug, Clone)]
+pub struct Wants {
+    /// The model.
+    pub model: String,
+    /// It insists on tunnels.
+    pub tunnel: bool,
+    /// The provider it avoids, and whether it may be taken all the same.
+    pub avoid: Option<(String, bool)>,
+}
+
 /// Where a client stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
@@ -109,6 +123,7 @@ impl World {
             calls: BTreeMap::new(),
             last_call: 0,
             clients: BTreeMap::new(),
+            wants: BTreeMap::new(),
             ended: BTreeMap::new(),
             fenced: BTreeMap::new(),
             disconnects: Vec::new(),

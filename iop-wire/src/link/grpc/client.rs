@@ -93,6 +93,18 @@ impl GrpcConnector {
         self
     }
 
+    /// One link over a stream that the caller has opened in its own way: a proxy, a tunnel, a simulated network. TLS, if any,
+    /// is the caller's.
+    ///
+    /// # Errors
+    /// [`ConnectError::Retryable`] when the HTTP/2 handshake fails.
+    pub async fn over<S>(&self, stream: S, peer: PeerIdentity) -> Result<NodeLink, ConnectError>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        self.open(stream, peer).await.map_err(ConnectError::Retryable)
+    }
+
     async fn dial(&self) -> Result<NodeLink, String> {
         let socket = TcpStream::connect(&self.address).await.map_err(|error| reason::of(&error))?;
         prepare(&socket, self.congestion).map_err(|error| reason::of(&error))?;

@@ -150,6 +150,24 @@ pub async fn serve_edge(
     listener.serve(on_link, shutdown).await;
 }
 
+/// Serves one connection that the caller has accepted in its own way: a proxy, a tunnel, a simulated network. TLS, if any, is
+/// the caller's. Ends with the connection, or soon after `shutdown`.
+pub async fn serve_stream<S>(
+    stream: S,
+    peer: PeerIdentity,
+    on_link: impl Fn(EdgeLink) + Send + Sync + 'static,
+    shutdown: CancellationToken,
+) where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let handler =
+        Handler { on_link: Box::new(on_link), identity: |_| None, congestion: Congestion::System, shutdown };
+    let Ok(permit) = Arc::new(Semaphore::new(1)).acquire_owned().await else { return };
+    if let Err(reason) = Arc::new(handler).http2(stream, peer, permit).await {
+        tracing::debug!(reason, "a connection was closed");
+    }
+}
+
 struct Handler {
     on_link: Box<dyn Fn(EdgeLink) + Send + Sync>,
     identity: IdentityOf,
