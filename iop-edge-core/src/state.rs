@@ -209,33 +209,54 @@ impl EdgeState {
         self.timers.next()
     }
 
-    /// Applies every deadline that has passed.
+    /// Applies every deadline that has passed. Waits that are over end first: after a pause of this process nothing else that
+    /// is due may still give them a place.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
-        while let Some(timer) = self.timers.pop_due(now) {
-            match timer {
-                Timer::Handshake(connection) => {
-                    if let Some(code) = self.registry.handshake_timeout(connection) {
-                        self.close(connection, code, Duration::ZERO, now);
-                    }
-                }
-                Timer::Queue(attempt) => {
-                    self.refuse(attempt, SubmitError::QueueTimeout, WaitOutcome::TimedOut, now);
-                }
-                Timer::Deadline(attempt) => self.overdue(attempt, now),
-                Timer::CancelGrace(attempt) => {
-                    if self.ledger.quarantine(attempt)
-                        && let Some(lease) = self.ledger.lease(attempt)
-                    {
-                        let provider = lease.provider.clone();
-                        self.effects.push_back(Effect::Observe(Observation::Quarantined { provider }));
-                        self.effects.push_back(Effect::Quarantined { attempt });
-                    }
-                }
-                Timer::Absence(attempt) => self.absence_over(attempt, now),
-                Timer::Receipt(attempt) => self.receipt_due(attempt),
-                Timer::Cooling(_) => self.pump(now),
-                Timer::Challenge(newcomer) => self.challenge_over(newcomer, now),
+        while self.timers.next().is_some_and(|due| due <= now) {
+            let mut due: Vec<_> = std::iter::from_fn(|| self.timers.pop_due(now)).collect();
+            due.sort_by_key(|timer| !self.ends_a_wait(*timer));
+            due.into_iter().for_each(|timer| self.timed_out(timer, now));
+        }
+    }
+
+    /// It ends a request that waits.
+    fn ends_a_wait(&self, timer: Timer) -> bool {
+        match timer {
+            Timer::Queue(_) => true,
+            Timer::Deadline(attempt) => {
+                self.attempts.get(&attempt).is_some_and(|entry| matches!(entry.stage, Stage::Waiting(_)))
             }
+            Timer::Handshake(_)
+            | Timer::CancelGrace(_)
+            | Timer::Absence(_)
+            | Timer::Receipt(_)
+            | Timer::Cooling(_)
+            | Timer::Challenge(_) => false,
+        }
+    }
+
+    fn timed_out(&mut self, timer: Timer, now: Instant) {
+        match timer {
+            Timer::Handshake(connection) => {
+                if let Some(code) = self.registry.handshake_timeout(connection) {
+                    self.close(connection, code, Duration::ZERO, now);
+                }
+            }
+            Timer::Queue(attempt) => self.refuse(attempt, SubmitError::QueueTimeout, WaitOutcome::TimedOut, now),
+            Timer::Deadline(attempt) => self.overdue(attempt, now),
+            Timer::CancelGrace(attempt) => {
+                if self.ledger.quarantine(attempt)
+                    && let Some(lease) = self.ledger.lease(attempt)
+                {
+                    let provider = lease.provider.clone();
+                    self.effects.push_back(Effect::Observe(Observation::Quarantined { provider }));
+                    self.effects.push_back(Effect::Quarantined { attempt });
+                }
+            }
+            Timer::Absence(attempt) => self.absence_over(attempt, now),
+            Timer::Receipt(attempt) => self.receipt_due(attempt),
+            Timer::Cooling(_) => self.pump(now),
+            Timer::Challenge(newcomer) => self.challenge_over(newcomer, now),
         }
     }
 

@@ -329,6 +329,23 @@ fn a_full_queue_says_when_to_come_back_by_what_requests_take() {
 }
 
 #[test]
+fn after_a_pause_of_the_edge_a_wait_that_is_over_gets_no_place() {
+    // QUE-2, I11: the cooling ended first, but nobody looked until both were over (found by the simulator)
+    let now = Instant::now();
+    let mut state = pair(4, |_| {});
+    let id = join(&mut state, "n1", "a", 0, now);
+    let generation = state.generation(id).unwrap();
+    let run = grant(state.submit(ask("m", 1), now));
+    state.dispatch(run.attempt, now).unwrap();
+    state.handle_answer(run.attempt, generation, Verdict::Busy { retry_after: Some(5 * SECOND) }, now);
+    let waiter = queued(state.submit(ask("m", 2), now));
+    effects(&mut state);
+    state.handle_timeout(now + 31 * SECOND);
+    let after = effects(&mut state);
+    assert_eq!((refusals(&after), granted(&after)), (vec![(waiter, SubmitError::QueueTimeout)], vec![]));
+}
+
+#[test]
 fn a_waiter_may_outlast_an_absence_if_its_model_allows_it() {
     // FEN-3; field reports 65, 74
     let start = Instant::now();
