@@ -163,8 +163,7 @@ fn partitioned(seed: u64, busy: bool) -> Duration {
     sim.run().unwrap();
     let counts = calls.counts();
     assert_eq!((counts.calls, counts.active), (if busy { 2 } else { 1 }, 0), "seed {seed}");
-    let found = *found.lock().unwrap();
-    found
+    *found.lock().unwrap()
 }
 
 #[test]

@@ -417,6 +417,14 @@ impl Plan {
                 troubles.extend(times.map(|at| (at, trouble)));
             });
         }
+        // A Node that registers while the config changes gets the older one.
+        episodes(rng, swarm.configure, &mut |rng, from, _| {
+            let node = some_node(rng);
+            troubles.push((from, Trouble::Cut { node }));
+            for _ in 0..4 {
+                troubles.push((from + rng.range(300..=2_500), Trouble::Configure));
+            }
+        });
         if swarm.stop_edge {
             let (from, grace) = (rng.range(500..=last), rng.pick(&[0, 500, 5_000]));
             troubles.push((from, Trouble::StopEdge { grace }));
