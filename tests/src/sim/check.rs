@@ -177,6 +177,14 @@ pub(super) fn is_at_rest(stage: &Stage) -> Result<(), String> {
 pub(super) fn at_rest(stage: &Stage) -> Result<(), String> {
     is_at_rest(stage)?;
     let Some(edge) = &stage.edge else { return Ok(()) };
+    // The last config is in force everywhere (REG-7).
+    let snapshot = edge.host.inside(|| edge.edge.snapshot());
+    for provider in snapshot.nodes.iter().flat_map(|node| &node.providers) {
+        let plan = &stage.plan.providers[index(provider.provider.as_str())];
+        if provider.effective.capacity != plan.capacity {
+            return Err(format!("REG-7: {} has {:?}, not {}", plan.id, provider.effective, plan.capacity));
+        }
+    }
     // The timer, the listener, and one task for each connection.
     let (tasks, expected) = (edge.host.tasks(), 2 + stage.plan.nodes.len());
     if tasks != expected {

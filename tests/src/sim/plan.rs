@@ -67,6 +67,8 @@ pub struct NodePlan {
     pub drift: i64,
     /// Longest wait between dials, in milliseconds.
     pub interval: u64,
+    /// It may register.
+    pub enabled: bool,
 }
 
 /// Something that goes wrong, or right again.
@@ -349,12 +351,16 @@ impl Plan {
             }
             provider.enabled = !rng.permille(150);
         }
+        for node in &mut self.nodes {
+            node.enabled = !rng.permille(100);
+        }
     }
 
     /// The last config: everything may be used.
     pub fn enable_all(&mut self) {
         self.revision += 1;
         self.providers.iter_mut().for_each(|provider| provider.enabled = true);
+        self.nodes.iter_mut().for_each(|node| node.enabled = true);
     }
 
     fn draw_troubles(&mut self, rng: &mut Rng, swarm: &Swarm) {
@@ -411,6 +417,14 @@ impl Plan {
                 troubles.extend(times.map(|at| (at, trouble)));
             });
         }
+        // A Node that registers while the config changes gets the older one.
+        episodes(rng, swarm.configure, &mut |rng, from, _| {
+            let node = some_node(rng);
+            troubles.push((from, Trouble::Cut { node }));
+            for _ in 0..4 {
+                troubles.push((from + rng.range(300..=2_500), Trouble::Configure));
+            }
+        });
         if swarm.stop_edge {
             let (from, grace) = (rng.range(500..=last), rng.pick(&[0, 500, 5_000]));
             troubles.push((from, Trouble::StopEdge { grace }));
@@ -441,7 +455,9 @@ impl Plan {
             let own = self.providers.iter().filter(|provider| provider.node == number);
             let entries = own.map(ProviderPlan::entry).collect();
             let id = NodeId::new(format!("n{number}")).unwrap();
-            catalog = catalog.node(NodeEntry::new(id, token.id().clone(), token.hash(), entries));
+            let mut entry = NodeEntry::new(id, token.id().clone(), token.hash(), entries);
+            entry.enabled = self.nodes[number].enabled;
+            catalog = catalog.node(entry);
         }
         for model in &self.models {
             let candidate = |(at, weight): &(usize, u32)| {
@@ -498,6 +514,7 @@ fn node(rng: &mut Rng, swarm: &Swarm) -> NodePlan {
         },
         drift: drift(rng),
         interval: rng.pick(&[500, 1_000, 4_000]),
+        enabled: true,
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `IOP_SIM_SEED` | one seed, with its whole history |
 //! | `IOP_SIM_SEEDS` | how many random seeds |
 //! | `IOP_SIM_START` | the first of them; without it they differ from run to run |
+//! | `IOP_SIM_REPEATED` | how many of the fixed seeds are played twice |
 //! | `IOP_SIM_PROGRESS` | a line for each so many seeds |
 //! | `IOP_SIM_KEEP_GOING` | all seeds, also after a failure; a line for each that fails |
 
