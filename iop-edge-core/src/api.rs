@@ -174,6 +174,8 @@ pub struct Submitted {
     pub admitted: Admitted,
     /// For callers that asked for `explicit_commit`.
     pub commit: CommitMark,
+    /// What the engine knows of the end beside the terminal.
+    pub notes: EndNotes,
     /// The output.
     pub output: Output,
 }
@@ -264,14 +266,6 @@ pub enum CancelRun {
     UnknownRun,
 }
 
-/// An operation that this version of the engine does not offer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is not supported yet")]
-pub struct Unsupported(
-    /// The operation.
-    pub &'static str,
-);
-
 /// What a new config changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -310,3 +304,58 @@ pub struct UnknownNode(
     /// Its id.
     pub NodeId,
 );
+
+/// Why a command has no answer. Closed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(clippy::exhaustive_enums, reason = "a closed list")]
+pub enum CommandError {
+    /// There is no such Node in the config.
+    #[error("the node is not in the config")]
+    UnknownNode,
+    /// The Node is not ready.
+    #[error("the node is not ready")]
+    NotReady,
+    /// Too many commands are on their way to it.
+    #[error("too many commands are on their way to the node")]
+    TooMany,
+    /// Its connection ended first.
+    #[error("the connection to the node ended")]
+    Disconnected,
+    /// It did not answer in time.
+    #[error("the node did not answer in time")]
+    TimedOut,
+    /// It answered that it can't.
+    #[error("{}", .0.message)]
+    Failed(iop_execution::ExecutionFailure),
+}
+
+/// What the engine knows of the end of a run beside its terminal; set before the terminal can be taken (HLT-2). In memory
+/// only: it is on no wire.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EndNote {
+    /// The stall of the terminal is confirmed as one of this provider: `recovery_handoff=confirmed`. It grants no replay.
+    ConfirmedStall {
+        /// The provider.
+        provider: ProviderId,
+    },
+    /// The Node has not said that the run stopped: it may still be at work (WIR-14).
+    NotStopped,
+}
+
+/// Where the engine leaves an [`EndNote`].
+#[derive(Debug, Clone, Default)]
+pub struct EndNotes(Arc<std::sync::OnceLock<EndNote>>);
+
+impl EndNotes {
+    /// What is known of the end; `None` = nothing beside the terminal.
+    #[must_use]
+    pub fn get(&self) -> Option<&EndNote> {
+        self.0.get()
+    }
+
+    /// The first note stands.
+    pub(crate) fn set(&self, note: EndNote) {
+        let _second = self.0.set(note);
+    }
+}

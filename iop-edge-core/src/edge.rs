@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
-use iop_execution::{Entropy, NodeId, RunId, RunStream, TunnelStream};
+use iop_execution::{Entropy, NodeId, RunId, RunStream, SessionId, TunnelStream};
 use iop_wire::limits::{CLOSE_LINGER, RECEIVE_POOL};
 use iop_wire::{CloseCode, CommandResult, EdgeLink, HeartbeatProfile, NodeCommand};
 
+use tokio::sync::oneshot;
+
 use crate::api::{
-    Admitted, ApplyError, CancelRun, ConfigChange, Engine, ModelListing, Output, Payload, Submit, SubmitError,
-    Submitted, UnknownNode, Unsupported, WireKind,
+    Admitted, ApplyError, CancelRun, CommandError, ConfigChange, Engine, ModelListing, Output, Payload, Submit,
+    SubmitError, Submitted, UnknownNode, WireKind,
 };
 use crate::catalog::Catalog;
 use crate::driver::pool::Pool;
@@ -261,17 +263,28 @@ impl Edge {
         let _late = tokio::time::timeout(limit, settled).await;
     }
 
-    /// Asks a Node something of the closed command set.
+    /// Asks a Node something of the closed command set, within `deadline` (EDG-1). A CAPABILITIES answer about a target is
+    /// evidence, too: it may raise a lowered provider (HLT-5).
+    ///
+    /// Cancel safety: dropping the future forgets the answer.
     ///
     /// # Errors
-    /// Always [`Unsupported`] in this version.
-    pub fn command(
+    /// [`CommandError`].
+    pub async fn command(
         &self,
         node: &NodeId,
         command: NodeCommand,
-    ) -> impl Future<Output = Result<CommandResult, Unsupported>> + Send + use<> {
-        let _ = (node, command);
-        std::future::ready(Err(Unsupported("command")))
+        session_id: Option<SessionId>,
+        deadline: Duration,
+    ) -> Result<CommandResult, CommandError> {
+        let (sender, answer) = oneshot::channel();
+        self.shared.with(|core, now| {
+            let id = core.state.command(node, command, session_id, deadline, now)?;
+            core.askers.insert(id, sender);
+            Ok(())
+        })?;
+        // The engine answers every command; a lost answer could only mean that the Edge is gone.
+        answer.await.unwrap_or(Err(CommandError::Disconnected))
     }
 
     /// Replaces the config as a whole (CFG-2). Requests that have a place go on as they were admitted; who waits is resolved

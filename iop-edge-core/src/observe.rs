@@ -89,6 +89,46 @@ impl From<RefusalReason> for Refusal {
     }
 }
 
+closed! {
+    /// Where evidence about a provider's health came from (OBS-2).
+    EvidenceSource {
+        /// A stalled call.
+        Stall = "stall",
+        /// A CAPABILITIES command.
+        Capabilities = "capabilities",
+    }
+}
+
+closed! {
+    /// What became of evidence about a provider's health (OBS-2).
+    EvidenceResult {
+        /// It moved the overlay.
+        Applied = "applied",
+        /// It is not newer than what was accepted, or has no sequence.
+        Stale = "stale",
+        /// It is not about what was asked, or of a connection that is not current.
+        Mismatch = "mismatch",
+        /// It can't be read as evidence.
+        Malformed = "malformed",
+        /// It fits more than one provider.
+        Ambiguous = "ambiguous",
+        /// Nothing could be found out.
+        Unknown = "unknown",
+        /// It says what is known already.
+        NoOp = "no_op",
+    }
+}
+
+closed! {
+    /// Where the overlay has moved a provider (OBS-2).
+    ProviderLevel {
+        /// It takes part in admission again.
+        Available = "available",
+        /// It is out of admission.
+        Unavailable = "unavailable",
+    }
+}
+
 /// Something that happened, for metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -156,6 +196,18 @@ pub enum Observation {
         node: NodeId,
         /// It is in force there.
         applied: bool,
+    },
+    /// Evidence about a provider's health was judged.
+    HealthEvidence {
+        /// Where it came from.
+        source: EvidenceSource,
+        /// What became of it.
+        result: EvidenceResult,
+    },
+    /// The overlay moved a provider.
+    HealthTransition {
+        /// Where to.
+        to: ProviderLevel,
     },
     /// A message of a run that ended already was dropped (WIR-11).
     LateMessage,

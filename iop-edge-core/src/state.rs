@@ -11,6 +11,7 @@
 //! placed; queues are within their bound and nobody waits longer than allowed; a generation that ended owns nothing.
 
 mod admission;
+mod command;
 mod config;
 mod effect;
 mod fair;
@@ -19,6 +20,7 @@ mod groups;
 mod handshake;
 mod id;
 pub(crate) mod ledger;
+mod overlay;
 mod place;
 mod push;
 mod queue;
@@ -42,6 +44,7 @@ use crate::api::{SubmitError, WireKind};
 use crate::catalog::Catalog;
 use crate::observe::{Observation, WaitOutcome};
 pub(crate) use admission::{Admission, Ask};
+use command::Commands;
 pub use effect::EdgeNodeEvent;
 pub(crate) use effect::Effect;
 pub(crate) use effect::Grant;
@@ -49,6 +52,7 @@ use fair::FairClock;
 use fleet::Fleet;
 use groups::Groups;
 pub(crate) use handshake::RETRY_CROWDED;
+pub(crate) use id::CommandId;
 pub use id::{AttemptId, ConnectionId, Generation};
 pub use ledger::{
     AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass,
@@ -160,6 +164,7 @@ pub(crate) struct EdgeState {
     /// Nodes that an operator took out of service.
     held: BTreeSet<NodeId>,
     probes: Probes,
+    commands: Commands,
     attempts: HashMap<AttemptId, Attempt>,
     runs: HashMap<RunId, AttemptId>,
     last_attempt: u64,
@@ -190,6 +195,7 @@ impl EdgeState {
             passed_over: 0,
             held: BTreeSet::new(),
             probes: Probes::default(),
+            commands: Commands::default(),
             attempts: HashMap::new(),
             runs: HashMap::new(),
             last_attempt: 0,
@@ -231,6 +237,8 @@ impl EdgeState {
             | Timer::Absence(_)
             | Timer::Receipt(_)
             | Timer::Cooling(_)
+            | Timer::Command(_)
+            | Timer::Question(_)
             | Timer::Challenge(_) => false,
         }
     }
@@ -256,6 +264,8 @@ impl EdgeState {
             Timer::Absence(attempt) => self.absence_over(attempt, now),
             Timer::Receipt(attempt) => self.receipt_due(attempt),
             Timer::Cooling(_) => self.pump(now),
+            Timer::Command(id) => self.command_over(id, now),
+            Timer::Question(provider) => self.ask_about(provider, now),
             Timer::Challenge(newcomer) => self.challenge_over(newcomer, now),
         }
     }
@@ -288,6 +298,7 @@ impl EdgeState {
         self.timers.disarm(Timer::Handshake(connection));
         self.timers.disarm(Timer::Challenge(connection));
         self.probes.forget(connection);
+        self.forget_commands(connection, now);
         let node = match self.registry.close(connection) {
             Ended::Unknown => return,
             Ended::Unclaimed => None,

@@ -17,6 +17,7 @@ use iop_wire::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::api::EndNote;
 use crate::driver::run::{LocalEnd, Piece, Received, Run};
 use crate::driver::shared::{Shared, now};
 use crate::observe::{Observation, Violation};
@@ -309,8 +310,9 @@ impl Session {
             ToEdge::Ready(request) => self.shared.with(|core, now| core.state.handle_ready(id, request, now)),
             ToEdge::Drain(_) => self.shared.with(|core, now| core.state.handle_drain(id, now)),
             ToEdge::ConfigAck(ack) => self.shared.with(|core, now| core.state.handle_config_ack(id, ack, now)),
-            // Nobody asked: this Edge sends no commands yet.
-            ToEdge::CommandResponse(_) => self.violation(Violation::State),
+            ToEdge::CommandResponse(response) => {
+                self.shared.with(|core, now| core.state.handle_command_response(id, response, now));
+            }
             ToEdge::Goodbye(goodbye) => return Some(goodbye.code),
             // A kind of message that this build does not know (W2).
             _ => self.violation(Violation::State),
@@ -383,6 +385,7 @@ impl Session {
             Ok(Received::Terminal(piece)) => {
                 if let Some(run) = self.known.remove(&number) {
                     // The place is free before the client sees the end (LEA-4).
+                    self.evidence(&run, &piece);
                     self.release(&run, run.verdict(&piece));
                     match run.unacknowledged() {
                         None => run.push_terminal(piece, now()),
@@ -402,6 +405,19 @@ impl Session {
                     self.known.remove(&number);
                 }
             }
+        }
+    }
+
+    /// What a stall terminal says of its provider, before its place is released.
+    fn evidence(&self, run: &Run, terminal: &Piece) {
+        let Some(stall) = terminal.stall() else { return };
+        let id = self.connection.id;
+        let provider = self.shared.with(|core, now| {
+            let generation = core.state.generation(id)?;
+            core.state.handle_stall(run.attempt, generation, stall, now)
+        });
+        if let Some(provider) = provider {
+            run.note(EndNote::ConfirmedStall { provider });
         }
     }
 

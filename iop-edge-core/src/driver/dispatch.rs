@@ -11,7 +11,7 @@ use iop_wire::limits::INITIAL_WINDOW;
 use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
 use tokio::sync::oneshot;
 
-use crate::api::{Admitted, CommitMark, Output, Payload, Submit, SubmitError, Submitted, WireKind};
+use crate::api::{Admitted, CommitMark, EndNotes, Output, Payload, Submit, SubmitError, Submitted, WireKind};
 use crate::driver::run::{Commit, Piece, Run, RunIdentity, cancelled, failed};
 use crate::driver::shared::{Shared, now};
 use crate::driver::stream::{Source, ended};
@@ -79,10 +79,11 @@ pub(crate) async fn submit(
         queued: grant.queued,
     };
     let payload = prepare(&admitted);
-    let commit = CommitMark::default();
-    let output = dispatch(shared, &request, &grant, payload, &commit)?;
+    let (commit, notes) = (CommitMark::default(), EndNotes::default());
+    let owner = Commit { mark: commit.clone(), explicit: request.explicit_commit, notes: notes.clone() };
+    let output = dispatch(shared, &request, &grant, payload, owner)?;
     claim.settle();
-    Ok(Submitted { admitted, commit, output })
+    Ok(Submitted { admitted, commit, notes, output })
 }
 
 async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), SubmitError> {
@@ -122,7 +123,7 @@ fn dispatch(
     request: &Submit,
     grant: &Grant,
     payload: Payload,
-    commit: &CommitMark,
+    commit: Commit,
 ) -> Result<Output, SubmitError> {
     let (payload, body) = split(payload, grant.wire)?;
     let window = shared.pool.window();
@@ -140,7 +141,6 @@ fn dispatch(
         };
         let run = connection.open(message, INITIAL_WINDOW, |key| {
             let identity = RunIdentity { attempt: grant.attempt, run_id: grant.run_id, key, wire: grant.wire };
-            let commit = Commit { mark: commit.clone(), explicit: request.explicit_commit };
             Arc::new(Run::new(identity, commit, window, Arc::clone(&connection), Arc::clone(shared), now))
         });
         core.runs.insert(grant.attempt, Arc::clone(&run));

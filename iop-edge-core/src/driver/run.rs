@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use iop_execution::failure::StallDetail;
 use iop_execution::{
     CancelReason, ExecutionFailure, FailureCode, FailureStage, FrameFlags, ProviderContacted, RunEvent, RunEventKind,
     RunId, TunnelFrame,
 };
 use iop_wire::{ReceiveWindow, RunKey, RunNumber, SequenceCheck, ToNode};
 
-use crate::api::{CommitMark, WireKind};
+use crate::api::{CommitMark, EndNote, EndNotes, WireKind};
 use crate::driver::connection::Connection;
 use crate::driver::shared::Shared;
 use crate::events::RunNotice;
@@ -34,6 +35,16 @@ impl Piece {
             Self::Event(event) => event.kind.is_terminal(),
             Self::Frame(frame) => frame.is_terminal(),
         }
+    }
+
+    /// What the Node knew of a stall, if that is how the run ended.
+    pub(crate) fn stall(&self) -> Option<&StallDetail> {
+        let failure = match self {
+            Self::Event(RunEvent { kind: RunEventKind::Error(failure), .. })
+            | Self::Frame(TunnelFrame::Failed(failure)) => failure,
+            Self::Event(_) | Self::Frame(_) => return None,
+        };
+        failure.stall.as_deref().filter(|_| failure.code == FailureCode::ResponseStalled)
     }
 
     /// Takes over a usage report that follows this one: the last report of each count is all a client needs (EXE-7). False
@@ -143,6 +154,8 @@ pub(crate) struct Commit {
     pub(crate) mark: CommitMark,
     /// The caller says so; otherwise it is when content is taken.
     pub(crate) explicit: bool,
+    /// Where the caller reads what is known of the end beside the terminal.
+    pub(crate) notes: EndNotes,
 }
 
 impl fmt::Debug for Run {
@@ -207,6 +220,11 @@ impl Run {
     /// No client has seen content of it.
     pub(crate) fn is_uncommitted(&self) -> bool {
         !self.commit.mark.is_set()
+    }
+
+    /// Leaves a note for the caller, before the terminal.
+    pub(crate) fn note(&self, note: EndNote) {
+        self.commit.notes.set(note);
     }
 
     /// From now on only the Node's terminal counts, and it says that there was no receipt (WIR-14).

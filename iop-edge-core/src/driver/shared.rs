@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use iop_execution::{CancelReason, Entropy, ProviderContacted, RunId};
-use iop_wire::{CancelOutcome, CloseCode, HeartbeatProfile};
+use iop_wire::{CancelOutcome, CloseCode, CommandResult, HeartbeatProfile};
 use tokio::sync::{Notify, oneshot};
 
-use crate::api::SubmitError;
+use crate::api::{CommandError, EndNote, SubmitError};
 use crate::driver::connection::Connection;
 use crate::driver::pool::Pool;
 use crate::driver::run::{LocalEnd, Run};
 use crate::events::{Bus, RunNotice};
 use crate::observe::{Observation, Observer};
-use crate::state::{AttemptId, CancelReached, ConnectionId, EdgeNodeEvent, EdgeState, Effect, Grant};
+use crate::state::{AttemptId, CancelReached, CommandId, ConnectionId, EdgeNodeEvent, EdgeState, Effect, Grant};
 use crate::wake::Wakers;
 
 /// How long a client may leave output waiting before its run is cancelled (WIR-16).
@@ -30,6 +30,7 @@ pub(crate) fn now() -> Instant {
 
 type Answer = Result<Box<Grant>, SubmitError>;
 type Waiter = oneshot::Sender<Answer>;
+type Asker = oneshot::Sender<Result<CommandResult, CommandError>>;
 
 /// What a critical section leaves to do once its lock is released, because it runs code of others: wakers, the observer.
 ///
@@ -39,6 +40,7 @@ type Waiter = oneshot::Sender<Answer>;
 struct After {
     wakers: Wakers,
     answers: Vec<(Waiter, Answer)>,
+    commanded: Vec<(Asker, Result<CommandResult, CommandError>)>,
     goodbyes: Vec<(Arc<Connection>, CloseCode, Duration)>,
     observations: Vec<Observation>,
     /// The timer task has to look sooner.
@@ -55,6 +57,9 @@ impl After {
         // A waiter that is gone gives its place back itself.
         for (waiter, answer) in self.answers {
             let _gone = waiter.send(answer);
+        }
+        for (asker, outcome) in self.commanded {
+            let _gone = asker.send(outcome);
         }
         self.wakers.wake();
         if self.rearm {
@@ -74,6 +79,8 @@ impl After {
 pub(crate) struct Core {
     pub(crate) state: EdgeState,
     pub(crate) waiters: HashMap<AttemptId, Waiter>,
+    /// Callers that wait for the answer to a command.
+    pub(crate) askers: HashMap<CommandId, Asker>,
     /// Dispatched runs that hold a place.
     pub(crate) runs: HashMap<AttemptId, Arc<Run>>,
     pub(crate) connections: HashMap<ConnectionId, Arc<Connection>>,
@@ -113,6 +120,7 @@ impl Shared {
         let core = Core {
             state,
             waiters: HashMap::new(),
+            askers: HashMap::new(),
             runs: HashMap::new(),
             connections: HashMap::new(),
             armed: None,
@@ -361,8 +369,14 @@ impl Core {
                     let run = self.runs.get(&attempt).map(Arc::clone);
                     if let Some((run, _)) = run.and_then(|run| run.unacknowledged().map(|end| (run, end))) {
                         // Nothing came that says that it does not run.
+                        run.note(EndNote::NotStopped);
                         let end = LocalEnd::Unacknowledged { contacted: ProviderContacted::Unknown };
                         run.end(end, now, &mut self.after.wakers);
+                    }
+                }
+                Effect::Commanded { id, outcome } => {
+                    if let Some(asker) = self.askers.remove(&id) {
+                        self.after.commanded.push((asker, *outcome));
                     }
                 }
                 Effect::Overdue { attempt } => {

@@ -114,7 +114,7 @@ impl Engine for Script {
         };
         let payload = Some(prepare(&admitted));
         self.seen.lock().unwrap().push(Seen { request, payload });
-        Ok(Submitted { admitted, commit: crate::api::CommitMark::default(), output })
+        Ok(Submitted { admitted, commit: Default::default(), notes: Default::default(), output })
     }
 
     fn models(&self) -> Vec<ModelListing> {

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use iop_execution::{AdapterKey, NodeId, ProviderId, RunId, Target};
-use iop_wire::{CloseCode, RefusalReason, ToNode};
+use iop_wire::{CloseCode, CommandResult, RefusalReason, ToNode};
 
-use crate::api::{SubmitError, WireKind};
+use crate::api::{CommandError, SubmitError, WireKind};
 use crate::observe::Observation;
-use crate::state::id::{AttemptId, ConnectionId, Generation};
+use crate::state::id::{AttemptId, CommandId, ConnectionId, Generation};
 use crate::state::ledger::WorkClass;
 
 /// A place was taken for a request: what is known before anything is sent.
@@ -140,6 +140,8 @@ pub(crate) enum Effect {
     CheckReceipt { attempt: AttemptId, answered: bool },
     /// The Node of a cancelled run has not said in time that it stopped: whoever still waits for that waits no longer.
     Quarantined { attempt: AttemptId },
+    /// A command of a caller is over.
+    Commanded { id: CommandId, outcome: Box<Result<CommandResult, CommandError>> },
     /// The deadline of a dispatched run passed: end it as `edge_deadline` and cancel it.
     Overdue { attempt: AttemptId },
     /// Publish on the bus.

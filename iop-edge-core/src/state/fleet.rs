@@ -9,6 +9,7 @@ use crate::api::WireKind;
 use crate::catalog::{Candidate, Catalog, DEFAULT_CAPACITY, ModelGroup};
 use crate::state::id::{Generation, ProviderKey};
 use crate::state::ledger::PlaceLimits;
+use crate::state::overlay::Overlay;
 use crate::state::wear::Wear;
 
 /// What a provider is while its Node is ready.
@@ -42,12 +43,15 @@ pub(crate) struct ProviderState {
     pub(crate) reasoning: bool,
     pub(crate) last_admission: u64,
     pub(crate) wear: Wear,
+    /// What evidence says of it in this generation.
+    pub(crate) overlay: Overlay,
 }
 
 impl ProviderState {
     /// How it would serve a request that insists on `wanted`; `None` = not now (SEL-3).
     pub(crate) fn wire(&self, wanted: Option<WireKind>) -> Option<WireKind> {
-        let online = self.online.as_ref().filter(|online| self.enabled && self.in_service && !online.draining)?;
+        let usable = self.enabled && self.in_service && !self.overlay.is_lowered();
+        let online = self.online.as_ref().filter(|online| usable && !online.draining)?;
         let tunnels = match self.config.wire {
             WireMode::Auto => online.tunnels,
             WireMode::Run => false,
@@ -80,7 +84,11 @@ impl ProviderState {
         let (runs, tunnels) = (report.runs, report.tunnels);
         let (draining, suspect) = match self.online.take() {
             Some(online) if online.generation == generation => (online.draining, online.suspect),
-            Some(_) | None => (false, false),
+            Some(_) | None => {
+                // A new generation starts clean (HLT-3).
+                self.overlay = Overlay::default();
+                (false, false)
+            }
         };
         self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels });
         (self.tools, self.reasoning, self.listed) = (report.tools, report.reasoning, report.targets);
@@ -165,6 +173,7 @@ impl Fleet {
                             reasoning: false,
                             last_admission: 0,
                             wear: Wear::default(),
+                            overlay: Overlay::default(),
                         }
                     }
                 };
@@ -229,6 +238,20 @@ impl Fleet {
     /// An operator takes a Node out of service, or puts it back.
     pub(crate) fn set_in_service(&mut self, node: &NodeId, on: bool) {
         self.providers.iter_mut().filter(|state| state.node == *node).for_each(|state| state.in_service = on);
+    }
+
+    /// The provider with this key.
+    pub(crate) fn by_key_mut(&mut self, key: ProviderKey) -> Option<&mut ProviderState> {
+        self.providers.iter_mut().find(|state| state.key == key)
+    }
+
+    /// The provider that this generation of a Node has under this adapter key. There is at most one.
+    pub(crate) fn serving_mut(&mut self, generation: Generation, adapter: &AdapterKey) -> Option<&mut ProviderState> {
+        let serves = |state: &&mut ProviderState| {
+            let online = state.online.as_ref();
+            online.is_some_and(|online| online.generation == generation && online.adapter == *adapter)
+        };
+        self.providers.iter_mut().find(serves)
     }
 
     pub(crate) fn provider_mut(&mut self, id: &ProviderId) -> Option<&mut ProviderState> {

@@ -6,6 +6,10 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ProviderKey(pub(crate) u64);
 
+/// One command to a Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct CommandId(pub(crate) u64);
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use iop_execution::RunId;
+use iop_execution::failure::StallDetail;
+use iop_execution::{ProviderId, RunId};
 
 use crate::api::SubmitError;
-use crate::observe::{Observation, WaitOutcome};
+use crate::observe::{EvidenceResult, EvidenceSource, Observation, ProviderLevel, WaitOutcome};
 use crate::state::effect::Effect;
 use crate::state::id::{AttemptId, ConnectionId, Generation};
-use crate::state::ledger::ReleaseCause;
+use crate::state::ledger::{CapacityLease, ReleaseCause};
 use crate::state::timers::Timer;
 use crate::state::wear::Verdict;
 use crate::state::{CANCEL_GRACE, CancelReached, EdgeState, PreSendEnd, Stage};
@@ -83,6 +84,41 @@ impl EdgeState {
         if self.ledger.lease(attempt).is_some_and(|lease| lease.generation == generation) {
             self.judge(attempt, verdict, now);
         }
+    }
+
+    /// A stall terminal: evidence about its provider, and whether it is one of the place it came for. Called before the place
+    /// is released (HLT-1, HLT-2).
+    pub(crate) fn handle_stall(
+        &mut self,
+        attempt: AttemptId,
+        generation: Generation,
+        stall: &StallDetail,
+        now: Instant,
+    ) -> Option<ProviderId> {
+        self.handle_timeout(now);
+        let (source, lease) = (EvidenceSource::Stall, self.ledger.lease(attempt));
+        let of_lease = |lease: &&CapacityLease| {
+            lease.generation == generation && lease.adapter == stall.adapter && lease.target == stall.target
+        };
+        let provider = lease.filter(of_lease).map(|lease| lease.provider.clone());
+        let serving = self.fleet.serving_mut(generation, &stall.adapter);
+        let Some((provider, state)) = provider.zip(serving).filter(|(id, state)| state.config.provider_id == *id)
+        else {
+            let result = EvidenceResult::Mismatch;
+            self.effects.push_back(Effect::Observe(Observation::HealthEvidence { source, result }));
+            return None;
+        };
+        let health = stall.provider_health();
+        let result = state.overlay.stalled(health, stall.health_observation_seq, &stall.adapter, &stall.target);
+        let key = state.key;
+        self.effects.push_back(Effect::Observe(Observation::HealthEvidence { source, result }));
+        if result == EvidenceResult::Applied {
+            let to = ProviderLevel::Unavailable;
+            self.effects.push_back(Effect::Observe(Observation::HealthTransition { to }));
+            self.plan_question(key, now);
+            self.resolve_waiters(now);
+        }
+        Some(provider)
     }
 
     /// What an answer means for later choices of its provider (SEL-4).

@@ -1,6 +1,7 @@
 mod configs;
 mod duplicates;
 mod handshake;
+mod health;
 mod model;
 mod places;
 mod scheduling;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use crate::state::id::{AttemptId, ConnectionId, ProviderKey};
+use crate::state::id::{AttemptId, CommandId, ConnectionId, ProviderKey};
 
 /// Everything that can wake the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +22,10 @@ pub(crate) enum Timer {
     Receipt(AttemptId),
     /// A busy provider may be asked again (SEL-4).
     Cooling(ProviderKey),
+    /// A command should have been answered by now (EDG-1).
+    Command(CommandId),
+    /// A lowered provider may be asked about again (HLT-6).
+    Question(ProviderKey),
     /// A Node that another connection claims to be should have answered by now (REG-5).
     Challenge(ConnectionId),
 }

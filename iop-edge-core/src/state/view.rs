@@ -67,9 +67,11 @@ impl EdgeState {
     }
 
     fn provider_snapshot(&self, state: &ProviderState, now: Instant) -> ProviderSnapshot {
+        let lowered = state.overlay.is_lowered();
         let status = match (state.enabled, &state.online, state.wire(None)) {
             (false, ..) => Status::Disabled,
             (true, None, _) => Status::Unavailable,
+            (true, Some(_), _) if lowered => Status::Unavailable,
             (true, Some(_), None) => Status::Draining,
             (true, Some(_), Some(_)) => Status::Ready,
         };
@@ -77,12 +79,16 @@ impl EdgeState {
             provider: state.config.provider_id.clone(),
             enabled: state.enabled,
             status,
-            health: if state.online.is_some() { ProviderHealth::Available } else { ProviderHealth::Offline },
+            health: match &state.online {
+                None => ProviderHealth::Offline,
+                Some(_) if lowered => ProviderHealth::Unavailable,
+                Some(_) => ProviderHealth::Available,
+            },
             cooling: state.wear.cooling(now),
             penalty: state.wear.penalty(now),
             connected: state.online.is_some(),
             configured_capacity: state.config.capacity,
-            effective: state.online.as_ref().map(|online| online.limits).unwrap_or_default(),
+            effective: state.online.as_ref().filter(|_| !lowered).map(|online| online.limits).unwrap_or_default(),
             in_use: self.ledger.counters(&state.node, &state.config.provider_id),
         }
     }

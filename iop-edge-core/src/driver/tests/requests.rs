@@ -301,8 +301,6 @@ async fn refusals_before_admission_are_typed() {
     assert!(matches!(refused, SubmitError::InvalidRequest(_)));
     assert_at_rest(&edge);
     assert!(node.pending().await.is_empty());
-    let id = NodeId::new("n1").unwrap();
-    assert!(edge.command(&id, iop_wire::NodeCommand::TransportStatus).await.is_err());
     let unknown = NodeId::new("nobody").unwrap();
     assert_eq!(edge.drain(&unknown), Err(UnknownNode(unknown)));
     assert_eq!(edge.apply_config(catalog()), Err(ApplyError::NotNewer { current: 7 }));

@@ -178,7 +178,7 @@ impl World {
                     assert!(!self.disconnected.contains(&attempt), "I1: one end per fence");
                     self.disconnected.push(attempt);
                 }
-                Effect::CheckReceipt { .. } | Effect::Quarantined { .. } => {}
+                Effect::CheckReceipt { .. } | Effect::Quarantined { .. } | Effect::Commanded { .. } => {}
                 Effect::Overdue { attempt } => {
                     assert_eq!(self.state.cancel(attempt, self.now), CancelReached::Dispatched);
                 }
