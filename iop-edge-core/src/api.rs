@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::catalog::RetryOn;
 use bytes::Bytes;
 use http::{HeaderMap, Method};
 use iop_execution::{
@@ -115,6 +116,8 @@ pub struct Admitted {
     pub wire: WireKind,
     /// How long the request waited for a place.
     pub queued: Duration,
+    /// Failures before commit that the config of the admission lets its caller send it again for (REC-5).
+    pub retry_on: RetryOn,
 }
 
 /// What is sent once a provider is known.

@@ -112,6 +112,61 @@ closed! {
     }
 }
 
+closed! {
+    /// A failure before commit that a model's requests may be sent again for (REC-5). A confirmed stall always is one and is
+    /// not named here; `credential_rejected` and `invalid_request` never are.
+    RetryCause {
+        /// The Node's gate was full.
+        Busy = "busy",
+        /// The Node takes no new work.
+        Draining = "draining",
+        /// The connection to the Node ended.
+        Disconnected = "disconnected",
+        /// The Node could not reach its provider, or the connection broke.
+        ProviderUnreachable = "provider_unreachable",
+        /// The Node stopped answering.
+        NodeSuspect = "node_suspect",
+        /// The Node never confirmed that it has the request.
+        DispatchUnacknowledged = "dispatch_unacknowledged",
+        /// The provider answered 429.
+        Http429 = "http_429",
+        /// The provider answered 502.
+        Http502 = "http_502",
+        /// The provider answered 503.
+        Http503 = "http_503",
+        /// The provider answered 504.
+        Http504 = "http_504",
+    }
+}
+
+/// A set of [`RetryCause`]s. The default is the first six.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryOn(u16);
+
+impl RetryOn {
+    /// None: only confirmed stalls are covered.
+    pub const NONE: Self = Self(0);
+
+    /// These.
+    #[must_use]
+    pub fn of(causes: &[RetryCause]) -> Self {
+        Self(causes.iter().fold(0, |set, cause| set | 1 << *cause as u16))
+    }
+
+    /// True if this cause is among them.
+    #[must_use]
+    pub const fn contains(self, cause: RetryCause) -> bool {
+        self.0 & (1 << cause as u16) != 0
+    }
+}
+
+impl Default for RetryOn {
+    fn default() -> Self {
+        use RetryCause::{Busy, Disconnected, DispatchUnacknowledged, Draining, NodeSuspect, ProviderUnreachable};
+        Self::of(&[Busy, Draining, Disconnected, ProviderUnreachable, NodeSuspect, DispatchUnacknowledged])
+    }
+}
+
 /// One public model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -133,6 +188,8 @@ pub struct ModelGroup {
     pub strategy: Option<Strategy>,
     /// How long a request waits for a configured provider that is absent (FEN-3); zero = not at all.
     pub absence_grace: Duration,
+    /// Failures before commit that its requests are sent again for; none = those of the catalog (REC-5).
+    pub retry_on: Option<RetryOn>,
 }
 
 impl ModelGroup {
@@ -148,6 +205,7 @@ impl ModelGroup {
             long_context_threshold: None,
             strategy: None,
             absence_grace: Duration::ZERO,
+            retry_on: None,
         }
     }
 }
@@ -267,6 +325,7 @@ pub struct Catalog {
     queue: QueueDefaults,
     suspicion_withdraw: Option<Duration>,
     dispatch_ack_timeout: Duration,
+    retry_on: RetryOn,
 }
 
 impl Catalog {
@@ -283,6 +342,7 @@ impl Catalog {
                 queue: QueueDefaults::default(),
                 suspicion_withdraw: Some(DEFAULT_SUSPICION_WITHDRAW),
                 dispatch_ack_timeout: DISPATCH_ACK_TIMEOUT,
+                retry_on: RetryOn::default(),
             },
         }
     }
@@ -345,6 +405,12 @@ impl Catalog {
     #[must_use]
     pub const fn dispatch_ack_timeout(&self) -> Duration {
         self.dispatch_ack_timeout
+    }
+
+    /// Failures before commit that requests are sent again for, where their model says nothing (REC-5).
+    #[must_use]
+    pub const fn retry_on(&self) -> RetryOn {
+        self.retry_on
     }
 
     /// What a Node shall run: its enabled providers.
@@ -415,6 +481,12 @@ impl CatalogBuilder {
     /// Time the receipt of a dispatch may take before its Node is asked: 2 s by default, 250 ms at least (WIR-14).
     pub const fn dispatch_ack_timeout(mut self, timeout: Duration) -> Self {
         self.catalog.dispatch_ack_timeout = timeout;
+        self
+    }
+
+    /// Failures before commit that requests are sent again for, where their model says nothing (REC-5).
+    pub const fn retry_on(mut self, causes: RetryOn) -> Self {
+        self.catalog.retry_on = causes;
         self
     }
 

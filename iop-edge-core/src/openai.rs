@@ -9,6 +9,7 @@
 //! | [`auth`] | who calls and which models it may use |
 //! | `upload`, `request`, `json`, `edit` | which bodies are chat requests, and which of their bytes change |
 //! | `chat`, `chat::commit`, `chat::idle` | how one request goes; what is held until content; when a waiting client counts as gone |
+//! | `recovery`, `chat::live` | whether a failed attempt is repeated; the life of one request over its attempts |
 //! | `chat::tunnel`, `rewrite` | what a tunnelled answer means; which of its bytes change |
 //! | `chat::run`, `chat::render` | what a run's events mean; the bytes built from them |
 //! | `errors`, `provider_error` | how a failure looks |
@@ -28,6 +29,7 @@ mod json;
 mod models;
 mod provider_error;
 pub mod record;
+mod recovery;
 mod request;
 mod rewrite;
 mod routes;
@@ -37,7 +39,10 @@ mod upload;
 pub use auth::{AllowedModels, ApiKeyRecord, ApiKeys, InvalidApiKey};
 pub use body::{AnswerCut, OpenAiBody};
 pub use config::{OpenAiConfig, ResponseModel};
-pub use record::{Edit, Edits, EndedBy, Endpoint, Outcome, RequestId, RequestObserver, RequestRecord};
+pub use record::{
+    Edit, Edits, EndedBy, Endpoint, LivenessObservation, Outcome, RequestId, RequestObserver, RequestRecord,
+};
+pub use recovery::{LivenessDecision, LivenessReason};
 pub use request::estimate_prompt_tokens;
 pub use service::OpenAiService;
 

@@ -77,6 +77,7 @@ pub(crate) async fn submit(
         target: grant.target.clone(),
         wire: grant.wire,
         queued: grant.queued,
+        retry_on: grant.retry_on,
     };
     let payload = prepare(&admitted);
     let (commit, notes) = (CommitMark::default(), EndNotes::default());

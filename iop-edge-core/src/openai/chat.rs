@@ -1,15 +1,15 @@
 //! Decides how one chat request goes: read, admit, dispatch, hold until content, pass on, end once.
 //!
-//! [`serve`] owns the request until the head of its answer is decided; [`Live`] owns it afterwards, inside the body. Dropping
-//! either drops the run's output, which cancels the run.
+//! [`serve`] reads and checks it; [`Live`] owns it from then on, over all its attempts, first until the head of its answer is
+//! decided, then inside the body. Dropping either drops the run's output, which cancels the run.
 
 pub(crate) mod commit;
 mod idle;
+mod live;
 pub(crate) mod render;
 pub(crate) mod run;
 pub(crate) mod tunnel;
 
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,24 +18,25 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
-use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, request};
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Response, request};
 use http_body::Body;
 use tokio::time::{Sleep, sleep};
 
-use self::commit::{Form, Gate, Verdict};
+use self::commit::{Form, Gate};
 use self::idle::ClientIdle;
+pub(crate) use self::live::Live;
 use self::render::Renderer;
 use self::run::RunAnswer;
 use self::tunnel::{TunnelAnswer, Wish};
 use super::auth::Caller;
-use super::body::{AnswerCut, OpenAiBody};
+use super::body::OpenAiBody;
 use super::config::{DONE_LINGER, ERROR_LINGER, OpenAiConfig, ResponseModel};
 use super::errors::ApiError;
 use super::record::{Edits, Recorder};
 use super::request::ChatRequest;
 use super::upload;
-use crate::api::{Admitted, CommitMark, Engine, Output, Payload, Submit, SubmitError, Submitted, WireKind};
+use crate::api::{Admitted, Engine, Output, Payload, Submit, Submitted, WireKind};
 
 /// Client's own hard deadline in milliseconds from arrival (API-14).
 const DEADLINE_HEADER: &str = "x-iop-deadline-ms";
@@ -78,25 +79,12 @@ where
     submit.deadline = deadline.and_then(|deadline| recorder.arrived().checked_add(deadline));
     recorder.submitting(model, Arc::clone(&engine));
 
-    // Shared with `prepare`, and gone once the request is dispatched.
     let asked = Asked { stream: request.stream(), usage: request.wants_usage(), model: request.model().to_owned() };
-    let mut idle = ClientIdle::told_by(&head.headers);
-    let submitted = engine.submit(submit, Box::new(move |admitted| payload(&request, admitted)));
-    let submitted = match idle.bound(submitted).await {
-        Some(Ok(submitted)) => submitted,
-        None => return refuse(&ApiError::client_idle(), recorder),
-        Some(Err(error)) => {
-            let known = !matches!(error, SubmitError::UnknownModel | SubmitError::InvalidRequest(_));
-            recorder.submitted(known, None);
-            return refuse(&ApiError::from_submit(&error, &asked.model), recorder);
-        }
-    };
-    recorder.submitted(true, Some(&submitted.admitted));
-
-    let commit = submitted.commit.clone();
-    let mut live = Live { exchange: Exchange::new(submitted, &asked, &config), commit, recorder, idle };
+    let stream = asked.stream;
+    let idle = ClientIdle::told_by(&head.headers);
+    let mut live = Live::new(engine, config, asked, submit, request, recorder, idle);
     poll_fn(|cx| live.poll_verdict(cx)).await;
-    live.into_response(asked.stream)
+    live.into_response(stream)
 }
 
 /// What the client asked for that matters to its answer.
@@ -136,111 +124,6 @@ fn payload(request: &ChatRequest, admitted: &Admitted) -> Payload {
     }
 }
 
-/// An answer under way.
-pub(crate) struct Live {
-    exchange: Exchange,
-    commit: CommitMark,
-    recorder: Recorder,
-    idle: ClientIdle,
-}
-
-impl Live {
-    /// Until the head can be decided.
-    fn poll_verdict(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.exchange.gate.verdict().is_none() {
-            if self.exchange.poll_step(cx).is_pending() {
-                ready!(self.idle.poll_over(cx));
-                self.exchange.give_up(ApiError::client_idle());
-            }
-        }
-        self.note();
-        Poll::Ready(())
-    }
-
-    fn into_response(mut self, stream: bool) -> Response<OpenAiBody> {
-        let body = match self.exchange.gate.verdict() {
-            Some(Verdict::Refused(error)) => {
-                let error = error.clone();
-                return refuse(&error, self.recorder);
-            }
-            Some(Verdict::Whole) if !stream => {
-                self.recorder.completed(StatusCode::OK);
-                OpenAiBody::full(self.exchange.gate.take_all())
-            }
-            Some(Verdict::Whole | Verdict::Begun) | None => OpenAiBody::live(self),
-        };
-        let mut response = Response::new(body);
-        let headers = response.headers_mut();
-        if stream {
-            headers.insert(CONTENT_TYPE, EVENT_STREAM);
-            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-        } else {
-            headers.insert(CONTENT_TYPE, JSON);
-        }
-        response
-    }
-
-    /// The next bytes: as much as is ready, joined; never waits for a later event once one is there.
-    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, AnswerCut>>> {
-        loop {
-            while !self.exchange.gate.is_full() && !self.exchange.gate.is_ended() {
-                if self.exchange.poll_step(cx).is_pending() {
-                    break;
-                }
-            }
-            self.note();
-            let gate = &mut self.exchange.gate;
-            if let Some(bytes) = gate.take() {
-                self.idle.gave();
-                if gate.is_ended() && gate.is_empty() && !gate.is_cut() {
-                    self.end();
-                }
-                return Poll::Ready(Some(Ok(bytes)));
-            }
-            if gate.is_ended() {
-                let cut = gate.is_cut();
-                self.end();
-                return Poll::Ready(if cut && self.exchange.cut_once() { Some(Err(AnswerCut)) } else { None });
-            }
-            // After `[DONE]` the client waits for nothing.
-            if self.exchange.answer.is_done() {
-                return Poll::Pending;
-            }
-            ready!(self.idle.poll_over(cx));
-            self.exchange.give_up(ApiError::client_idle());
-        }
-    }
-
-    /// Everything was given out.
-    pub(crate) fn is_finished(&self) -> bool {
-        let gate = &self.exchange.gate;
-        gate.is_ended() && gate.is_empty() && !gate.is_cut()
-    }
-
-    /// Keeps the record up to date, for the client may leave at any moment.
-    fn note(&mut self) {
-        if self.exchange.gate.is_committed() {
-            self.commit.set();
-            self.recorder.first_content();
-        }
-        self.recorder.progress(self.exchange.answer.usage(), self.exchange.answer.edits());
-    }
-
-    fn end(&mut self) {
-        match self.exchange.gate.failure() {
-            Some(error) => self.recorder.failed(error, StatusCode::OK),
-            None => self.recorder.completed(StatusCode::OK),
-        }
-    }
-}
-
-impl fmt::Debug for Live {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("answer", &self.exchange.answer).finish_non_exhaustive()
-    }
-}
-
 #[derive(Debug)]
 enum Answer {
     Run(Box<RunAnswer>),
@@ -260,6 +143,14 @@ impl Answer {
         match self {
             Self::Run(_) => false,
             Self::Tunnel(answer) => answer.is_done(),
+        }
+    }
+
+    /// A part of a tool call was given out.
+    fn has_tool_call(&self) -> bool {
+        match self {
+            Self::Run(answer) => answer.has_tool_call(),
+            Self::Tunnel(answer) => answer.has_tool_call(),
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::auth::ApiKeys;
 use super::record::{IgnoreRequests, RequestObserver};
+pub use super::recovery::{DEFAULT_EXTRA_ATTEMPTS, LONG_REPLAY_TOKENS, MAX_SNAPSHOT_BYTES};
 
 /// Largest request body, in bytes (image inputs are long).
 pub const MAX_BODY_BYTES: usize = 32 << 20;
@@ -38,6 +39,11 @@ pub(crate) const DONE_LINGER: Duration = Duration::from_millis(100);
 /// How long the rest of a provider's error is awaited once it is known to be one.
 pub(crate) const ERROR_LINGER: Duration = Duration::from_secs(2);
 
+/// When a streaming client without content is shown that the Edge is there, by default (REC-8).
+pub const KEEPALIVE_AFTER: Duration = Duration::from_secs(20);
+/// How often it is shown again: below the idle limit of common load balancers.
+pub const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
+
 /// What `model` says in answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "the two settings of API-10")]
@@ -69,6 +75,11 @@ pub struct OpenAiConfig {
     pub body_idle: Duration,
     /// Longest time for a whole request body. Default: [`BODY_TOTAL`].
     pub body_total: Duration,
+    /// Attempts after the first one of a request, for all causes together. Default: [`DEFAULT_EXTRA_ATTEMPTS`].
+    pub max_extra_attempts: u32,
+    /// A streaming client without content for this long gets `200` and comments while its request may still be sent again;
+    /// zero = never. Default: [`KEEPALIVE_AFTER`].
+    pub keepalive_after: Duration,
     /// Unix time in seconds, for `created` of answers that the Edge builds itself. Default: the system's clock.
     pub unix_time: fn() -> u64,
 }
@@ -84,6 +95,8 @@ impl Default for OpenAiConfig {
             max_body_bytes: MAX_BODY_BYTES,
             body_idle: BODY_IDLE,
             body_total: BODY_TOTAL,
+            max_extra_attempts: DEFAULT_EXTRA_ATTEMPTS,
+            keepalive_after: KEEPALIVE_AFTER,
             unix_time: system_unix_time,
         }
     }

@@ -12,7 +12,9 @@ use serde::Serialize;
 use super::body::OpenAiBody;
 use super::config::MAX_RETRY_AFTER_MS;
 use super::record::EndedBy;
+use super::recovery::Cause;
 use crate::api::SubmitError;
+use crate::catalog::RetryCause;
 
 const INVALID_REQUEST: &str = "invalid_request_error";
 const RATE_LIMIT: &str = "rate_limit_error";
@@ -35,6 +37,10 @@ pub(crate) struct ApiError {
     allow: Option<&'static str>,
     close: bool,
     ended_by: EndedBy,
+    /// What kind of failure of an attempt it is, if another attempt could help (REC-5).
+    cause: Option<Cause>,
+    /// The Edge has tried again already: clients should not.
+    spent: bool,
 }
 
 impl ApiError {
@@ -46,7 +52,19 @@ impl ApiError {
         message: impl Into<Cow<'static, str>>,
     ) -> Self {
         let message = message.into();
-        Self { status, kind, code, param: None, message, retry_after_ms: None, allow: None, close: false, ended_by }
+        Self {
+            status,
+            kind,
+            code,
+            param: None,
+            message,
+            retry_after_ms: None,
+            allow: None,
+            close: false,
+            ended_by,
+            cause: None,
+            spent: false,
+        }
     }
 
     fn request(status: StatusCode, code: Option<&'static str>, message: impl Into<Cow<'static, str>>) -> Self {
@@ -217,8 +235,23 @@ impl ApiError {
         }
     }
 
+    /// What kind of failure of an attempt it is.
+    pub(crate) const fn cause(&self) -> Option<Cause> {
+        self.cause
+    }
+
+    /// After this the client should not try again: the Edge has.
+    pub(crate) const fn spent(mut self) -> Self {
+        self.spent = true;
+        self
+    }
+
     /// How an admitted request failed. `said` is what the provider said, where that is safe to show.
     pub(crate) fn from_failure(failure: &ExecutionFailure, said: Option<String>) -> Self {
+        Self { cause: Cause::of(failure), ..Self::told(failure, said) }
+    }
+
+    fn told(failure: &ExecutionFailure, said: Option<String>) -> Self {
         let own = || failure.message.clone();
         match failure.code {
             FailureCode::Busy | FailureCode::Draining => {
@@ -288,7 +321,10 @@ impl ApiError {
                 let message = "The answer was not read for too long.";
                 Self::new(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST, Some("slow_client"), EndedBy::Client, message)
             }
-            CancelReason::Drain => Self::unavailable(EndedBy::Disconnect, "The node is draining."),
+            CancelReason::Drain => {
+                let error = Self::unavailable(EndedBy::Disconnect, "The node is draining.");
+                Self { cause: Some(Cause::Retry(RetryCause::Draining)), ..error }
+            }
         }
     }
 
@@ -335,6 +371,9 @@ impl ApiError {
         }
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.spent {
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         if self.close {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));

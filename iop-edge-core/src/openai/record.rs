@@ -8,6 +8,7 @@ use http::StatusCode;
 use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId, Usage};
 
 use super::errors::ApiError;
+use super::recovery::{Liveness, LivenessDecision, LivenessReason};
 use crate::api::{Admitted, Engine};
 use iop_execution::closed_list as closed;
 
@@ -52,6 +53,12 @@ closed! {
         Failed = "failed",
         /// It left, or an operator cancelled the run.
         Cancelled = "cancelled",
+        /// The client has a whole answer, after another attempt.
+        RecoveredCompleted = "recovered_completed",
+        /// It has an error, after another attempt.
+        RecoveryExhausted = "recovery_exhausted",
+        /// It has an error, and another attempt was not allowed.
+        Ineligible = "ineligible",
     }
 }
 
@@ -185,6 +192,29 @@ impl RequestRecord {
 pub trait RequestObserver: fmt::Debug + Send + Sync + 'static {
     /// A request ended; called exactly once for each, health checks excepted. Must not block.
     fn request_ended(&self, record: &RequestRecord);
+
+    /// A failure was considered for another attempt, or a request with such a failure ended (OBS-3). Must not block.
+    fn liveness(&self, observation: &LivenessObservation) {
+        let _ = observation;
+    }
+}
+
+/// What became of a failure that another attempt could help with. Closed values only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "the two metrics of OBS-3")]
+pub enum LivenessObservation {
+    /// One failure was considered.
+    Considered {
+        /// What was decided.
+        decision: LivenessDecision,
+        /// Why.
+        reason: LivenessReason,
+    },
+    /// A request that had one ended.
+    Ended {
+        /// How.
+        outcome: Outcome,
+    },
 }
 
 /// Tells nobody.
@@ -205,6 +235,7 @@ pub(crate) struct Recorder {
     observer: Arc<dyn RequestObserver>,
     arrived: Instant,
     delivered: bool,
+    liveness: Liveness,
     /// A name that may turn out to exist: decided only if the request ends while it waits.
     suspect: Option<(ModelName, Arc<dyn Engine>)>,
 }
@@ -236,7 +267,7 @@ impl Recorder {
             usage: None,
             edits: Edits::default(),
         };
-        Self { record, observer, arrived: now(), delivered: false, suspect: None }
+        Self { record, observer, arrived: now(), delivered: false, liveness: Liveness::default(), suspect: None }
     }
 
     pub(crate) const fn arrived(&self) -> Instant {
@@ -261,13 +292,14 @@ impl Recorder {
 
     /// The engine's answer tells whether the model exists.
     pub(crate) fn submitted(&mut self, known: bool, admitted: Option<&Admitted>) {
-        let name = self.suspect.take().map(|(model, _)| model);
-        self.record.model = name.filter(|_| known);
+        if let Some((name, _)) = self.suspect.take() {
+            self.record.model = known.then_some(name);
+        }
         if let Some(admitted) = admitted {
             self.record.run_id = Some(admitted.run_id);
             self.record.provider = Some(admitted.provider.clone());
             self.record.node = Some(admitted.node.clone());
-            self.record.queue = Some(admitted.queued);
+            self.record.queue = Some(self.record.queue.unwrap_or_default() + admitted.queued);
             self.record.attempts += 1;
         }
     }
@@ -276,6 +308,16 @@ impl Recorder {
         if self.record.ttft.is_none() {
             self.record.ttft = Some(self.elapsed());
         }
+    }
+
+    /// A failed attempt was considered for another one.
+    pub(crate) fn considered(&self, decision: LivenessDecision, reason: LivenessReason) {
+        self.observer.liveness(&LivenessObservation::Considered { decision, reason });
+    }
+
+    /// What has been tried for this request.
+    pub(crate) const fn liveness(&mut self) -> &mut Liveness {
+        &mut self.liveness
     }
 
     pub(crate) const fn progress(&mut self, usage: Option<Usage>, edits: Edits) {
@@ -322,6 +364,10 @@ impl Recorder {
             self.record.model = Some(model);
         }
         self.record.duration = self.elapsed();
+        self.record.outcome = self.liveness.outcome(self.record.outcome);
+        if self.liveness.was_in_doubt() {
+            self.observer.liveness(&LivenessObservation::Ended { outcome: self.record.outcome });
+        }
         self.observer.request_ended(&self.record);
     }
 }

@@ -41,6 +41,7 @@ pub(crate) struct ChatRequest {
     usage: Option<Splice>,
     prompt_tokens: u32,
     prompt_prefix: u64,
+    stores: bool,
 }
 
 impl ChatRequest {
@@ -92,8 +93,9 @@ impl ChatRequest {
         let (wants_usage, usage) = plan_usage(stream, options, object_end)?;
 
         let prompt_tokens = estimate_prompt_tokens(members.text_bytes);
+        let stores = members.store.as_ref().map(value) == Some("true");
         let prompt_prefix = members.messages.as_ref().map(value).map_or(0, prefix_hash);
-        Ok(Self { model, model_span, stream, wants_usage, usage, prompt_tokens, prompt_prefix, body })
+        Ok(Self { model, model_span, stream, wants_usage, usage, prompt_tokens, prompt_prefix, stores, body })
     }
 
     /// The name asked for, as decoded.
@@ -114,6 +116,11 @@ impl ChatRequest {
     /// The client of a stream asked for usage.
     pub(crate) const fn wants_usage(&self) -> bool {
         self.wants_usage
+    }
+
+    /// It asks for an effect beside its answer: a provider may store it (REC-4).
+    pub(crate) const fn stores(&self) -> bool {
+        self.stores
     }
 
     /// Hash of the leading bytes of the messages: requests with the same one share what a provider has cached (SEL-1).
@@ -215,6 +222,7 @@ struct Members {
     messages: Option<Range<usize>>,
     stream: Option<Range<usize>>,
     stream_options: Option<Range<usize>>,
+    store: Option<Range<usize>>,
     model_seen: bool,
     duplicate: Option<&'static str>,
     text_bytes: usize,
@@ -241,6 +249,7 @@ impl Visitor for Members {
             ("messages", &mut self.messages),
             ("stream", &mut self.stream),
             ("stream_options", &mut self.stream_options),
+            ("store", &mut self.store),
         ];
         for (name, place) in members {
             if same_key(key, name, false) && place.replace(span.clone()).is_some() {

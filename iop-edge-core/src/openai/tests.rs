@@ -5,6 +5,7 @@ mod chat_tunnel;
 mod client_idle;
 mod limits;
 mod records;
+mod recovery;
 mod reload;
 mod surface;
 
@@ -27,13 +28,14 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::api::{Admitted, Engine, ModelListing, Output, Payload, Submit, SubmitError, Submitted, WireKind};
+use crate::api::{Admitted, EndNote, Engine, ModelListing, Output, Payload, Submit, SubmitError, Submitted, WireKind};
 
 type Frames = Pin<Box<dyn Stream<Item = TunnelFrame> + Send>>;
 type Events = Pin<Box<dyn Stream<Item = RunEvent> + Send>>;
 
 /// What the engine answers next.
 enum Reply {
+    Noted(EndNote, Box<Self>),
     Refuse(SubmitError),
     Wait,
     Tunnel(Frames),
@@ -91,7 +93,12 @@ impl Engine for Script {
         if !self.models.iter().any(|known| known.name == *model) {
             return Err(SubmitError::UnknownModel);
         }
-        let reply = self.replies.lock().unwrap().pop_front().expect("no reply is scripted");
+        let mut reply = self.replies.lock().unwrap().pop_front().expect("no reply is scripted");
+        let notes = crate::api::EndNotes::default();
+        if let Reply::Noted(note, inner) = reply {
+            notes.set(note);
+            reply = *inner;
+        }
         let run_id = RunId::from_bytes([0xab; 16]);
         let wire = if matches!(reply, Reply::Run(_)) { WireKind::Run } else { WireKind::Tunnel };
         let admitted = Admitted {
@@ -102,6 +109,7 @@ impl Engine for Script {
             target: Target::new("org/target").unwrap(),
             wire,
             queued: Duration::from_millis(3),
+            retry_on: Default::default(),
         };
         let output = match reply {
             Reply::Refuse(error) => {
@@ -109,12 +117,13 @@ impl Engine for Script {
                 return Err(error);
             }
             Reply::Wait => std::future::pending().await,
+            Reply::Noted(..) => unreachable!("a note has one reply"),
             Reply::Tunnel(frames) => Output::Tunnel(TunnelStream::new(run_id, guarded(frames, &self.dropped))),
             Reply::Run(events) => Output::Run(RunStream::new(run_id, guarded(events, &self.dropped))),
         };
         let payload = Some(prepare(&admitted));
         self.seen.lock().unwrap().push(Seen { request, payload });
-        Ok(Submitted { admitted, commit: Default::default(), notes: Default::default(), output })
+        Ok(Submitted { admitted, commit: Default::default(), notes, output })
     }
 
     fn models(&self) -> Vec<ModelListing> {
@@ -127,11 +136,15 @@ impl Engine for Script {
 }
 
 #[derive(Debug, Default)]
-struct Records(Mutex<Vec<RequestRecord>>);
+struct Records(Mutex<Vec<RequestRecord>>, Mutex<Vec<LivenessObservation>>);
 
 impl RequestObserver for Records {
     fn request_ended(&self, record: &RequestRecord) {
         self.0.lock().unwrap().push(record.clone());
+    }
+
+    fn liveness(&self, observation: &LivenessObservation) {
+        self.1.lock().unwrap().push(*observation);
     }
 }
 
@@ -178,6 +191,8 @@ impl Rig {
         let records = Arc::new(Records::default());
         let mut config = OpenAiConfig::default().with_observer(Arc::clone(&records) as Arc<dyn RequestObserver>);
         config.unix_time = || 1_234;
+        // One attempt, unless a test says otherwise.
+        config.max_extra_attempts = 0;
         let service = OpenAiService::new(Arc::clone(&script) as Arc<dyn Engine>, change(config));
         Self { service, script, records }
     }

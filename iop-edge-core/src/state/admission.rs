@@ -335,6 +335,8 @@ impl EdgeState {
         let entry = self.attempts.get(&attempt)?;
         let (run_id, queued) = (entry.run_id, now.saturating_duration_since(entry.since));
         let (caller, prompt_tokens) = (entry.wants.caller.clone(), entry.wants.prompt_tokens);
+        let group = entry.wants.model.as_ref().and_then(|name| self.groups.get(self.groups.find(name)?));
+        let model = group.map(|group| &group.model);
         let provider = self.fleet.provider(&candidate.provider)?;
         let online = provider.online.as_ref()?;
         let lease = CapacityLease {
@@ -358,6 +360,7 @@ impl EdgeState {
             class,
             stall_timeout_ms: provider.config.response_stall_timeout_ms,
             queued,
+            retry_on: model.and_then(|model| model.retry_on).unwrap_or(self.catalog.retry_on()),
         };
         let limits = online.limits;
         self.ledger.acquire(lease, limits).ok()?;

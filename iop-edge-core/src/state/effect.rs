@@ -7,6 +7,7 @@ use iop_execution::{AdapterKey, NodeId, ProviderId, RunId, Target};
 use iop_wire::{CloseCode, CommandResult, RefusalReason, ToNode};
 
 use crate::api::{CommandError, SubmitError, WireKind};
+use crate::catalog::RetryOn;
 use crate::observe::Observation;
 use crate::state::id::{AttemptId, CommandId, ConnectionId, Generation};
 use crate::state::ledger::WorkClass;
@@ -34,6 +35,8 @@ pub(crate) struct Grant {
     pub(crate) stall_timeout_ms: u64,
     /// How long the request waited.
     pub(crate) queued: Duration,
+    /// What its caller may send it again for (REC-5).
+    pub(crate) retry_on: RetryOn,
 }
 
 /// Life of the Nodes, for subscribers (EDG-2).

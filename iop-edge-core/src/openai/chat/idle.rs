@@ -3,9 +3,9 @@
 //! This is the client-idle timer (EXE-10). It runs only while the client has taken everything and waits; the hard deadline
 //! and the queue's timeout are others' and go on beside it.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll, ready};
+use std::future::Future as _;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -51,18 +51,5 @@ impl ClientIdle {
             timer.as_mut().reset(Instant::now() + limit);
         }
         timer.as_mut().poll(cx)
-    }
-
-    /// What `work` comes to, or `None` when the client's wait is over first. Nothing is given meanwhile.
-    pub(crate) async fn bound<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
-        let mut work = pin!(work);
-        poll_fn(|cx| {
-            if let Poll::Ready(done) = work.as_mut().poll(cx) {
-                return Poll::Ready(Some(done));
-            }
-            ready!(self.poll_over(cx));
-            Poll::Ready(None)
-        })
-        .await
     }
 }

@@ -50,6 +50,11 @@ impl RunAnswer {
         self.usage
     }
 
+    /// A tool call has begun.
+    pub(crate) fn has_tool_call(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
     /// The next event.
     pub(crate) fn event(&mut self, event: RunEvent, gate: &mut Gate) {
         if let Some(usage) = event.usage {

@@ -66,6 +66,7 @@ pub(crate) struct TunnelAnswer {
     rewrite: Rewrite,
     model: Option<String>,
     usage: Option<Usage>,
+    tool_call: bool,
 }
 
 impl TunnelAnswer {
@@ -77,11 +78,18 @@ impl TunnelAnswer {
             rewrite: Rewrite::new(wish.model.clone(), wish.usage),
             model: wish.model,
             usage: None,
+            tool_call: false,
         }
     }
 
     pub(crate) const fn usage(&self) -> Option<Usage> {
         self.usage
+    }
+
+    /// A part of a tool call was given out, as far as a look at the bytes tells: names of fields inside of text may look the
+    /// same, and nothing but the name of a reason depends on it.
+    pub(crate) const fn has_tool_call(&self) -> bool {
+        self.tool_call
     }
 
     pub(crate) const fn rewrite(&self) -> &Rewrite {
@@ -193,6 +201,7 @@ impl TunnelAnswer {
         let bytes = if terminal { first_event(&bytes) } else { bytes };
         if let Some(bytes) = self.rewrite.events(bytes, flags) {
             if flags.contains(FrameFlags::CONTENT) {
+                self.tool_call = self.tool_call || calls_a_tool(&bytes);
                 gate.content(bytes);
             } else {
                 gate.hold(bytes);
@@ -357,6 +366,16 @@ impl Document {
         }
         Err(ApiError::bad_gateway(NO_COMPLETION))
     }
+}
+
+/// `"tool_calls": [{` somewhere in an event.
+fn calls_a_tool(event: &[u8]) -> bool {
+    const KEY: &[u8] = b"\"tool_calls\"";
+    memchr::memmem::find_iter(event, KEY).any(|at| {
+        let rest = event.get(at + KEY.len()..).unwrap_or_default();
+        let mut signs = rest.iter().copied().filter(|byte| !byte.is_ascii_whitespace());
+        signs.next() == Some(b':') && signs.next() == Some(b'[') && signs.next() == Some(b'{')
+    })
 }
 
 fn rejected(message: &'static str, status: Option<u16>) -> ExecutionFailure {

@@ -187,7 +187,8 @@ async fn a_run_that_fails_is_a_status_before_content_and_an_event_after_it() {
             } else {
                 error_of(&text);
             }
-            assert_eq!(rig.record().outcome, Outcome::Failed);
+            // A stall is considered for another attempt; this one was not seen to end.
+            assert!(matches!(rig.record().outcome, Outcome::Failed | Outcome::Ineligible));
         }
     }
 }

@@ -199,7 +199,8 @@ fn s04_the_edge_asks_by_itself_and_a_newer_available_raises_it() {
 #[test]
 fn s04_an_answer_that_differs_from_the_question_raises_nothing() {
     // HLT-5
-    let cases: [(fn(u64) -> CommandResponse, EvidenceResult); 5] = [
+    type Make = fn(u64) -> CommandResponse;
+    let cases: [(Make, EvidenceResult); 5] = [
         (|id| answer(id, "b", "t", Health::Available, 9), EvidenceResult::Mismatch),
         (|id| answer(id, "a", "u", Health::Available, 9), EvidenceResult::Mismatch),
         (|id| answer(id, "a", "t", Health::Available, 3), EvidenceResult::Stale),
