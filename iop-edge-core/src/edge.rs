@@ -8,9 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method};
 use iop_execution::{Entropy, NodeId, RunId, RunStream, SessionId, TunnelStream};
-use iop_wire::limits::{CLOSE_LINGER, RECEIVE_POOL};
+use iop_wire::limits::{CLOSE_LINGER, HEARTBEAT_SLACK, RECEIVE_POOL};
 use iop_wire::{CloseCode, CommandResult, EdgeLink, HeartbeatProfile, NodeCommand};
-
 use tokio::sync::oneshot;
 
 use crate::api::{
@@ -156,8 +155,13 @@ impl Edge {
             let mut sweep = None;
             loop {
                 let timers = shared.tick();
-                if sweep.is_some_and(|due| due <= now()) {
-                    shared.end_slow_clients();
+                if let Some(due) = sweep.filter(|due| *due <= now()) {
+                    // A look that comes far too late means that this process was suspended: no client could read.
+                    if now() > due + HEARTBEAT_SLACK {
+                        shared.excuse_clients();
+                    } else {
+                        shared.end_slow_clients();
+                    }
                     sweep = None;
                 }
                 if sweep.is_none() && shared.has_streams() {

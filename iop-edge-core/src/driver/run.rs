@@ -425,6 +425,13 @@ impl Run {
         self.lock().waiting_since
     }
 
+    /// Whatever waits for the client waits since now.
+    pub(crate) fn excuse(&self, now: Instant) {
+        if let Some(since) = &mut self.lock().waiting_since {
+            *since = now;
+        }
+    }
+
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.lock().queue.len()

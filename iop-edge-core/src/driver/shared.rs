@@ -224,6 +224,12 @@ impl Shared {
         }
     }
 
+    /// Lets every client's time to read begin again.
+    pub(crate) fn excuse_clients(&self) {
+        let now = now();
+        self.streams().values().for_each(|run| run.excuse(now));
+    }
+
     /// Ends the run that has been blocked longest, and the next one, until the pool has room again (WIR-7).
     pub(crate) fn relieve_pool(&self) {
         let mut tried = Vec::new();

@@ -338,14 +338,42 @@ impl Reader<'_> {
         {
             facts.broken.push(format!("I12: client {} got the provider that it avoids", plan.id));
         }
-        if let Some(better) = self.better_than(&facts, admitted) {
+        if let Some((avoided, true)) = &plan.avoid
+            && plan.direct.is_none()
+            && *avoided == *admitted.provider.as_str()
+            && let Some(other) = self.other_than(&facts, avoided)
+        {
+            facts
+                .broken
+                .push(format!("I12: client {} got the provider that it avoids, and {other} was there", plan.id));
+        }
+        if let Some(better) = self.better_than(&facts) {
             let problem = format!("FEN-7: client {} was sent to a suspect, and n{better} was none", plan.id);
             facts.broken.push(problem);
         }
     }
 
+    /// A provider that is eligible, beside one that is avoided. Only what has stood for a while counts.
+    fn other_than(&self, facts: &Facts, avoided: &str) -> Option<String> {
+        let Self { plan, desk, .. } = self;
+        if facts.reconfigured {
+            return None;
+        }
+        let snapshot = desk.edge.snapshot();
+        let stands = |home: &&Home| {
+            let known = facts.nodes.get(&home.node).copied().unwrap_or_default();
+            let id = format!("n{}", home.node);
+            let shown = snapshot.nodes.iter().find(|shown| *shown.node.as_str() == *id);
+            known.ready.is_some_and(|since| since < facts.now)
+                && shown.is_some_and(|shown| shown.connected && !shown.draining)
+        };
+        let others = desk.homes.iter().filter(|home| home.provider != avoided && home.models.contains(&plan.model));
+        let mut fitting = others.filter(|home| plan.wire != Some(WireKind::Tunnel) || home.tunnels);
+        fitting.find(stands).map(|home| home.provider.clone())
+    }
+
     /// A Node that the Edge should have preferred to the suspect that it took. Only what has stood for a while counts.
-    fn better_than(&self, facts: &Facts, admitted: &Admitted) -> Option<usize> {
+    fn better_than(&self, facts: &Facts) -> Option<usize> {
         let Self { plan, desk, node, .. } = self;
         if facts.reconfigured || plan.direct.is_some() || plan.avoid.is_some() {
             return None;
@@ -355,11 +383,7 @@ impl Reader<'_> {
             return None;
         }
         let others = desk.homes.iter().filter(|home| home.models.contains(&plan.model));
-        let mut fitting = others.filter(|home| match admitted.wire {
-            _ if plan.wire.is_none() => true,
-            WireKind::Run => true,
-            WireKind::Tunnel => home.tunnels,
-        });
+        let mut fitting = others.filter(|home| plan.wire != Some(WireKind::Tunnel) || home.tunnels);
         let better = fitting.find(|home| {
             let known = facts.nodes.get(&home.node).copied().unwrap_or_default();
             of_long_standing(known.ready) && known.suspect.is_none() && !known.held

@@ -91,6 +91,8 @@ struct Inside<M> {
     reader_gone: bool,
     /// Something was not pulled for lack of room.
     backlog: bool,
+    /// Something was lost: a message that changes places over that gap could break the order of its own run.
+    gap: bool,
 }
 
 impl<M> fmt::Debug for Pipe<M> {
@@ -113,6 +115,7 @@ impl<M> Pipe<M> {
             reader: None,
             reader_gone: false,
             backlog: false,
+            gap: false,
         })))
     }
 
@@ -299,7 +302,9 @@ impl<M: Told> Pipe<M> {
 impl<M: Told> Inside<M> {
     fn send(&mut self, mut message: Sequenced<M>, size: usize, fault: &'static str, encode: bool) {
         let due = self.last_due;
+        self.gap |= fault == "lose";
         if fault == "reorder"
+            && !self.gap
             && let Some(Flying { parcel: Parcel::Message(last), .. }) = self.flight.back_mut()
             && last.message.may_swap()
             && message.message.may_swap()

@@ -103,6 +103,22 @@ async fn a_slow_reader_that_reads_a_little_is_left_alone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_that_could_not_read_because_the_edge_was_suspended_has_its_whole_time_again() {
+    // WIR-16
+    let edge = edge();
+    let mut node = Node::connect(&edge, "n1").await;
+    let (stream, run) = started(&edge, &mut node, "only-a").await;
+    node.event(run, 1, delta("x"));
+    settle().await;
+    tokio::time::advance(Duration::from_secs(200)).await;
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert!(!node.pending().await.iter().any(|message| matches!(message, ToNode::Cancel(..))));
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert!(node.pending().await.contains(&ToNode::Cancel(run, CancelReason::SlowClient)));
+    drop(stream);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_finished_run_that_nobody_reads_does_not_keep_its_bytes() {
     // WIR-16
     let edge = edge();
