@@ -63,7 +63,8 @@ impl Cfg {
         x ^= x >> 7;
         x ^= x << 17;
         self.seed.set(x);
-        (self.lo_ms + (self.hi_ms - self.lo_ms) * (x >> 11) as f64 / (1u64 << 53) as f64).round() as u64
+        (self.lo_ms + (self.hi_ms - self.lo_ms) * (x >> 11) as f64 / (1u64 << 53) as f64).round()
+            as u64
     }
     fn request(&self, key: &str) -> (Vec<u8>, u64) {
         let ms = self.service_ms();
@@ -98,7 +99,8 @@ async fn ask(s: &mut TcpStream, req: &[u8]) -> Result<Got, String> {
             return Err("eof before response head".into());
         }
     };
-    let retry_after = memchr::memmem::find(&buf[..n].to_ascii_lowercase(), b"\r\nretry-after: ").is_some();
+    let retry_after =
+        memchr::memmem::find(&buf[..n].to_ascii_lowercase(), b"\r\nretry-after: ").is_some();
     buf.drain(..n);
     let (mut body, mut dec) = (Vec::new(), Body::new(h.framing));
     loop {
@@ -111,7 +113,12 @@ async fn ask(s: &mut TcpStream, req: &[u8]) -> Result<Got, String> {
             return Err("eof in body".into());
         }
     }
-    Ok(Got { status: h.status, retry_after, body, keep: !h.close })
+    Ok(Got {
+        status: h.status,
+        retry_after,
+        body,
+        keep: !h.close,
+    })
 }
 
 async fn one(cfg: &Cfg, class: &Class) {
@@ -146,19 +153,27 @@ async fn one(cfg: &Cfg, class: &Class) {
     }
     match got.status {
         200 => {
-            let Some(sent) = memchr::memmem::find(&got.body, b"@r").and_then(|k| get_hex16(&got.body[k + 2..])) else {
+            let Some(sent) =
+                memchr::memmem::find(&got.body, b"@r").and_then(|k| get_hex16(&got.body[k + 2..]))
+            else {
                 return fail("an answer without a time".into());
             };
             o.total.borrow_mut().add(t - t0);
             o.before.borrow_mut().add(sent.saturating_sub(t0));
             o.service.borrow_mut().add(t.saturating_sub(sent));
-            o.added.borrow_mut().add((t - t0).saturating_sub(ms * 1_000_000));
+            o.added
+                .borrow_mut()
+                .add((t - t0).saturating_sub(ms * 1_000_000));
         }
         429 | 503 => {
             o.refused.borrow_mut().add(t - t0);
-            o.retry_after.set(o.retry_after.get() + u64::from(got.retry_after));
+            o.retry_after
+                .set(o.retry_after.get() + u64::from(got.retry_after));
         }
-        other => fail(format!("status {other}: {}", String::from_utf8_lossy(&got.body[..got.body.len().min(200)]))),
+        other => fail(format!(
+            "status {other}: {}",
+            String::from_utf8_lossy(&got.body[..got.body.len().min(200)])
+        )),
     }
 }
 
@@ -189,7 +204,11 @@ pub fn main(a: Args) {
     procfs::raise_nofile();
     let url = a.get("url", "http://127.0.0.1:9100/v1");
     let rest = url.strip_prefix("http://").expect("only http:// base URLs");
-    let (addr, prefix) = rest.split_once('/').map_or((rest, String::new()), |(addr, path)| (addr, format!("/{path}")));
+    let (addr, prefix) = rest
+        .split_once('/')
+        .map_or((rest, String::new()), |(addr, path)| {
+            (addr, format!("/{path}"))
+        });
     let (warm, secs): (f64, f64) = (a.num("warmup", 1.0), a.num("secs", 10.0));
     let cfg = Rc::new(Cfg {
         addr: addr.into(),
@@ -201,15 +220,35 @@ pub fn main(a: Args) {
         from: Cell::new(0),
         until: Cell::new(0),
     });
-    let classes: Vec<_> = a.all("class").iter().map(|text| {
-        let parts: Vec<_> = text.split(',').collect();
-        let [name, key, load] = parts[..] else { panic!("--class name,key,conc=N or rate=N") };
-        let (kind, n) = load.split_once('=').expect("conc=N or rate=N");
-        let n: f64 = n.parse().expect("a number");
-        let (conc, rate) = if kind == "rate" { (0, n) } else { (n as usize, 0.0) };
-        Rc::new(Class { name: name.into(), key: key.into(), conc, rate, out: Out::default(), idle: RefCell::default() })
-    }).collect();
-    let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let classes: Vec<_> = a
+        .all("class")
+        .iter()
+        .map(|text| {
+            let parts: Vec<_> = text.split(',').collect();
+            let [name, key, load] = parts[..] else {
+                panic!("--class name,key,conc=N or rate=N")
+            };
+            let (kind, n) = load.split_once('=').expect("conc=N or rate=N");
+            let n: f64 = n.parse().expect("a number");
+            let (conc, rate) = if kind == "rate" {
+                (0, n)
+            } else {
+                (n as usize, 0.0)
+            };
+            Rc::new(Class {
+                name: name.into(),
+                key: key.into(),
+                conc,
+                rate,
+                out: Out::default(),
+                idle: RefCell::default(),
+            })
+        })
+        .collect();
+    let rt = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     tokio::task::LocalSet::new().block_on(&rt, async {
         cfg.from.set(now() + (warm * 1e9) as u64);
         cfg.until.set(cfg.from.get() + (secs * 1e9) as u64);
@@ -218,7 +257,8 @@ pub fn main(a: Args) {
             if class.rate > 0.0 {
                 tasks.spawn_local(open(cfg.clone(), class.clone()));
             }
-            (0..class.conc).for_each(|_| drop(tasks.spawn_local(closed(cfg.clone(), class.clone()))));
+            (0..class.conc)
+                .for_each(|_| drop(tasks.spawn_local(closed(cfg.clone(), class.clone()))));
         }
         while tasks.join_next().await.is_some() {}
     });
