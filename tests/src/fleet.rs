@@ -217,7 +217,7 @@ impl Fleet {
     /// A Node process with this token file and `reconnect.*`, not remembered.
     #[must_use]
     pub fn node_process(&self, token_file: &str, attempts: u32, interval_sec: u32) -> Process {
-        let addr = self.relay.as_ref().map_or_else(|| self.running_edge().nodes, Relay::addr);
+        let addr = self.nodes_addr();
         let (edge, attempts, interval) = (format!("https://{addr}"), attempts.to_string(), interval_sec.to_string());
         let arguments = [
             "serve",
@@ -275,6 +275,31 @@ impl Fleet {
         self.running_edge().openai
     }
 
+    /// Where Nodes connect: the relay, if the plan has one.
+    #[must_use]
+    pub fn nodes_addr(&self) -> SocketAddr {
+        self.relay.as_ref().map_or_else(|| self.running_edge().nodes, Relay::addr)
+    }
+
+    /// Waits until this Node is ready and `connections` of Nodes came up since the Edge started.
+    pub async fn node_ready(&self, node: usize, connections: usize) {
+        let label = format!("node=\"node-{node}\"");
+        eventually("the Node is back", || async {
+            let metrics = self.metrics().await;
+            let ready = metrics.sum("iop_node_ready", &[&label]) == 1.0;
+            (ready && metrics.sum("iop_node_connections_total", &[]) >= connections as f64).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until as many Nodes are ready.
+    pub async fn all_ready(&self, nodes: usize) {
+        eventually("all Nodes are ready", || async {
+            (self.metrics().await.sum("iop_node_ready", &[]) == nodes as f64).then_some(())
+        })
+        .await;
+    }
+
     /// Where operators connect.
     #[must_use]
     pub fn admin(&self) -> SocketAddr {
@@ -320,7 +345,9 @@ impl Fleet {
     }
 }
 
-fn token_file(node: usize) -> String {
+/// The file with a Node's token, in the fleet's folder.
+#[must_use]
+pub fn token_file(node: usize) -> String {
     format!("node-{node}.token")
 }
 

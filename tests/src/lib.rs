@@ -10,6 +10,8 @@
 //! | [`relay`] | how a connection between two processes is moved or cut |
 //! | [`sim`] | how the whole is simulated: seeds, processes, clocks, links, faults |
 //! | [`pair`] | how both engines run in one process over a memory link |
+//! | [`storm`] | how many clients ask at once while something breaks, and what they are told |
+//! | [`swarm`] | how many Nodes live in this process, over real connections |
 //! | [`machine`] | what the tests ask of the operating system: folders, memory, polling |
 #![allow(
     clippy::expect_used,
@@ -26,4 +28,6 @@ pub mod pair;
 pub mod process;
 pub mod relay;
 pub mod sim;
+pub mod storm;
+pub mod swarm;
 pub mod wire_client;

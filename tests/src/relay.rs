@@ -4,6 +4,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -14,6 +15,7 @@ use tokio::task::JoinHandle;
 pub struct Relay {
     addr: SocketAddr,
     target: Arc<Mutex<Option<SocketAddr>>>,
+    arrivals: Arc<Mutex<Vec<Instant>>>,
     cut: watch::Sender<u64>,
     task: JoinHandle<()>,
 }
@@ -25,8 +27,9 @@ impl Relay {
         let addr = listener.local_addr().expect("an address");
         let target = Arc::new(Mutex::new(None));
         let cut = watch::Sender::new(0);
-        let task = tokio::spawn(accept(listener, Arc::clone(&target), cut.subscribe()));
-        Self { addr, target, cut, task }
+        let arrivals = Arc::new(Mutex::new(Vec::new()));
+        let task = tokio::spawn(accept(listener, Arc::clone(&target), Arc::clone(&arrivals), cut.subscribe()));
+        Self { addr, target, arrivals, cut, task }
     }
 
     /// Where it listens.
@@ -38,6 +41,12 @@ impl Relay {
     /// New connections go there; open ones stay where they are.
     pub fn lead_to(&self, target: Option<SocketAddr>) {
         *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
+    }
+
+    /// When each connection came, whether there was a target or not.
+    #[must_use]
+    pub fn arrivals(&self) -> Vec<Instant> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Ends every open connection.
@@ -53,8 +62,14 @@ impl Drop for Relay {
     }
 }
 
-async fn accept(listener: TcpListener, target: Arc<Mutex<Option<SocketAddr>>>, cut: watch::Receiver<u64>) {
+async fn accept(
+    listener: TcpListener,
+    target: Arc<Mutex<Option<SocketAddr>>>,
+    arrivals: Arc<Mutex<Vec<Instant>>>,
+    cut: watch::Receiver<u64>,
+) {
     while let Ok((mut near, _)) = listener.accept().await {
+        arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
         let Some(addr) = *target.lock().unwrap_or_else(PoisonError::into_inner) else { continue };
         let mut cut = cut.clone();
         cut.mark_unchanged();

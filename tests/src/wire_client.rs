@@ -184,6 +184,14 @@ impl Connection {
         Self::over(connect(TcpSocket::new_v4().unwrap(), addr).await)
     }
 
+    /// Connects, if somebody listens.
+    pub async fn try_open(addr: SocketAddr) -> Option<Self> {
+        let connecting = timeout(PATIENCE, TcpSocket::new_v4().unwrap().connect(addr));
+        let stream = connecting.await.expect("connecting takes no time").ok()?;
+        stream.set_nodelay(true).unwrap();
+        Some(Self::over(stream))
+    }
+
     /// Connects with TLS. The certificate must be of this CA and for 127.0.0.1.
     pub async fn open_tls(addr: SocketAddr, ca: &Path) -> Self {
         let mut config = (*iop_app::tls::node_client(Some(ca)).expect("a CA")).clone();
@@ -312,6 +320,14 @@ impl Connection {
         self.send(request).await;
         let head = self.head().await;
         self.rest(head).await
+    }
+
+    /// The same; `None` when the connection ends before the head of an answer.
+    pub async fn try_ask(&mut self, request: &Request) -> Option<Answer> {
+        // Whoever refuses a request may close before it has read all of it, and its answer is there all the same.
+        self.try_send_raw(&request.to_bytes()).await;
+        let head = timeout(PATIENCE, self.try_head()).await.expect("a head in time, or the end")?;
+        Some(self.rest(head).await)
     }
 
     /// Reads until the body holds this text; answers what came so far.

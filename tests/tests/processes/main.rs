@@ -11,7 +11,11 @@
 
 mod a_prefill;
 mod chat;
+mod crowds;
 mod deaths;
+mod edge_restarts;
+mod frozen;
+mod kills;
 mod leaving;
 mod load;
 mod node_alone;
@@ -25,6 +29,8 @@ use bytes::Bytes;
 use iop_execution::testkit::{Answer, ScriptedBackend};
 use iop_tests::fleet::{Fleet, Plan, ProviderPlan};
 use iop_tests::process::Programs;
+use iop_tests::storm::Shot;
+use iop_tests::wire_client::Request;
 use serde_json::json;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -58,17 +64,42 @@ fn finish() -> Bytes {
 
 /// A whole chat answer that says this.
 fn whole(text: &str) -> Answer {
+    Answer::json(200, whole_body(text))
+}
+
+/// The body of a whole chat answer that says this.
+fn whole_body(text: &str) -> String {
     let body = json!({
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m",
         "choices": [{ "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": "stop" }],
         "usage": { "prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5 },
     });
-    Answer::json(200, body.to_string())
+    body.to_string()
 }
 
 /// A streamed "Hello", and the same whole.
 fn hello() -> Answer {
     Answer::events().write(says("Hel")).write(says("lo")).write(finish()).without_stream(whole("Hello"))
+}
+
+/// Time between two words of [`brisk`].
+const BEAT: Duration = Duration::from_millis(15);
+/// Words of an answer of [`brisk`].
+const WORDS: [&str; 5] = ["It ", "goes ", "on ", "and ", "on."];
+
+/// A backend that takes about a tenth of a second for an answer, with the models `tunnel` and `run`.
+async fn brisk() -> ScriptedBackend {
+    let whole = Answer::new(200).header("content-type", "application/json").wait(BEAT * 5);
+    let whole = whole.write(whole_body(&WORDS.concat()));
+    let words = WORDS.iter().fold(Answer::events(), |answer, word| answer.wait(BEAT).write(says(word)));
+    let answer = words.write(finish()).without_stream(whole);
+    ScriptedBackend::builder().model("tunnel", answer.clone()).model("run", answer).start().await.unwrap()
+}
+
+/// Everything [`brisk`] can be asked.
+fn brisk_shots() -> Vec<Shot> {
+    let all = [("tunnel", true), ("run", true), ("tunnel", false), ("run", false)];
+    all.map(|(model, stream)| Shot::new(Request::chat(model, stream), &WORDS.concat())).into()
 }
 
 /// A provider `p` that serves these models by tunnel.

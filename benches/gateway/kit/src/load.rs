@@ -42,7 +42,7 @@ struct Conn {
     buf: Vec<u8>,
 }
 
-async fn dial(addr: &str, rcvbuf: Option<u32>) -> Result<TcpStream, String> {
+pub async fn dial(addr: &str, rcvbuf: Option<u32>) -> Result<TcpStream, String> {
     let sa: std::net::SocketAddr = addr.parse().map_err(|e| format!("{addr}: {e}"))?;
     let s = TcpSocket::new_v4().map_err(|e| e.to_string())?;
     if let Some(n) = rcvbuf {
