@@ -158,6 +158,10 @@ struct Watch {
 }
 
 impl Watch {
+    const fn from(now: Instant) -> Self {
+        Self { progressed: false, last_progress: now, idle: Duration::ZERO, counting: Some(now), emitting: false }
+    }
+
     fn idle_at(&self, now: Instant) -> Duration {
         self.idle + self.counting.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
@@ -190,14 +194,14 @@ impl Watchdog {
     /// Watches a call that begins now and may send.
     #[must_use]
     pub const fn new(limits: Limits, policy: CancelPolicy, now: Instant) -> Self {
-        let watch = Watch {
-            progressed: false,
-            last_progress: now,
-            idle: Duration::ZERO,
-            counting: Some(now),
-            emitting: false,
-        };
-        Self { limits, policy, state: State::Watching(watch), actions: VecDeque::new() }
+        Self { limits, policy, state: State::Watching(Watch::from(now)), actions: VecDeque::new() }
+    }
+
+    /// The call begins only now.
+    pub fn start(&mut self, now: Instant) {
+        if let State::Watching(watch) = &mut self.state {
+            *watch = Watch::from(now);
+        }
     }
 
     /// Something came from the provider and is about to be passed on. False: it must not be, the fence is closed.

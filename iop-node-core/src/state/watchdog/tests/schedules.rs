@@ -354,8 +354,7 @@ fn every(world: &World, depth: u32) -> (u64, u64) {
         for input in INPUTS {
             let mut next = later.clone();
             next.apply(input);
-            let (count, stalls) =
-                if depth == 1 { (1, u64::from(next.finish())) } else { every(&next, depth - 1) };
+            let (count, stalls) = if depth == 1 { (1, u64::from(next.finish())) } else { every(&next, depth - 1) };
             all += count;
             stalled += stalls;
         }
