@@ -8,6 +8,7 @@ use iop_execution::{CancelReason, FailureCode, Health};
 use iop_wire::CloseCode;
 
 use crate::journal::JournalTrouble;
+#[cfg(feature = "driver")]
 use crate::state::watchdog::Verdict;
 
 /// Which wire a piece of work uses.
@@ -78,16 +79,11 @@ pub struct StallObservation {
 }
 
 impl StallObservation {
-    /// Observation `verdict` of a call on this wire.
+    /// A stall on this wire of which this is known.
     #[must_use]
-    pub const fn new(path: RunPath, verdict: &Verdict) -> Self {
-        Self {
-            path,
-            provider_health: verdict.liveness.provider_health(),
-            liveness_classification: verdict.liveness,
-            ownership_close: verdict.close,
-            duration: verdict.duration,
-        }
+    pub fn new(path: RunPath, health: Health, ownership_close: OwnershipClose, duration: Duration) -> Self {
+        let liveness_classification = LivenessClassification::from(health);
+        Self { path, provider_health: health, liveness_classification, ownership_close, duration }
     }
 
     /// Writes the log `node_response_stall_observation`.

@@ -121,7 +121,8 @@ impl<E: Output> Work<E> {
 
     /// Tells a stall: to the observer, and by a terminal that the Node alone has made.
     pub(super) fn stalled(&self, verdict: &Verdict) -> E {
-        let observation = StallObservation::new(E::PATH, verdict);
+        let observation =
+            StallObservation::new(E::PATH, verdict.liveness.provider_health(), verdict.close, verdict.duration);
         observation.log(verdict);
         self.observer.response_stalled(&observation);
         E::failed(0, failure(verdict, &self.adapter, &self.probe.target))

@@ -160,8 +160,7 @@ pub async fn serve_stream<S>(
 ) where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let handler =
-        Handler { on_link: Box::new(on_link), identity: |_| None, congestion: Congestion::System, shutdown };
+    let handler = Handler { on_link: Box::new(on_link), identity: |_| None, congestion: Congestion::System, shutdown };
     let Ok(permit) = Arc::new(Semaphore::new(1)).acquire_owned().await else { return };
     if let Err(reason) = Arc::new(handler).http2(stream, peer, permit).await {
         tracing::debug!(reason, "a connection was closed");
