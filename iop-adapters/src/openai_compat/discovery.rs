@@ -40,7 +40,7 @@ pub(super) async fn discover(adapter: &OpenAiCompat) -> Result<Discovery, Provid
     let listed = models(&list).map_err(|_| ProviderError::protocol("the provider's list of models is not JSON"))?;
     let server = headers.get(http::header::SERVER).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let mut found = Discovery { targets: listed.targets, slots: None, is_iop };
-    if listed.llama_cpp || server.eq_ignore_ascii_case("llama.cpp") {
+    if adapter.is_llama_cpp() || listed.llama_cpp || server.eq_ignore_ascii_case("llama.cpp") {
         let props = tokio::time::timeout(PROPS_TIMEOUT, get(adapter, "/props")).await;
         match props {
             Ok(Ok((_, props))) => found.take_props(&props),
@@ -91,6 +91,11 @@ impl Discovery {
             target.context_length = known.context_length;
         }
     }
+}
+
+/// The models of a list; none if it is no list.
+pub(super) fn targets(list: &[u8]) -> Option<Vec<TargetInfo>> {
+    models(list).ok().map(|listed| listed.targets)
 }
 
 struct Listed {

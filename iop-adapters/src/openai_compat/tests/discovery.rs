@@ -63,15 +63,6 @@ async fn lists_are_bounded_and_bad_ones_change_nothing() {
     }
 }
 
-#[tokio::test]
-async fn a_probe_that_has_no_proof_says_unknown() {
-    // ADP-2: health endpoints lie
-    let backend = ScriptedBackend::with_all_cases().await.unwrap();
-    let adapter = adapter(&backend);
-    assert_eq!(adapter.probe_health(&target("ok")).await, Health::Unknown);
-    assert_eq!(adapter.probe_health(&target("no such model")).await, Health::Unknown);
-}
-
 /// The way to a server that is replaced by another one, or goes away.
 #[derive(Debug)]
 struct Switch(Mutex<Option<Arc<HttpClient>>>);
