@@ -271,7 +271,8 @@ async fn llama_cpp_without_slots_is_judged_by_its_counters_and_without_those_by_
         (vec![off.clone()], token(), Health::Available),
         (vec![off.clone()], Reply::Hangs, Health::Unknown),
     ] {
-        let engine = engine(&[("/slots", &[off.clone()]), ("/metrics", &metrics), ("/v1/completions", &[made])]);
+        let engine =
+            engine(&[("/slots", std::slice::from_ref(&off)), ("/metrics", &metrics), ("/v1/completions", &[made])]);
         assert_eq!(probed(&engine, Server::LlamaCpp).await.0, want);
     }
 }
@@ -286,8 +287,8 @@ async fn a_llama_cpp_that_is_gone_or_loading_is_unavailable_and_a_stopped_one_un
     {
         let engine = engine(&[
             ("/slots", std::slice::from_ref(&reply)),
-            ("/metrics", &[reply.clone()]),
-            ("/v1/completions", &[reply.clone()]),
+            ("/metrics", std::slice::from_ref(&reply)),
+            ("/v1/completions", std::slice::from_ref(&reply)),
         ]);
         assert_eq!(probed(&engine, Server::LlamaCpp).await.0, want);
     }
