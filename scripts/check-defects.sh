@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Whether the tests find what they are for: applies each patch of tests/defects to a copy of the tree, plays the fixed seeds and
-# some random ones in the simulator, and expects one to fail. With --units it also runs the engine's own tests. Usage:
+# some random ones in the simulator, and expects one to fail. A patch that says "Found by: cargo test ..." is looked for with
+# that command instead. With --units it also runs the engine's own tests. Usage:
 #   scripts/check-defects.sh [--units] [name ...]
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -20,6 +21,18 @@ for patch in tests/defects/*.patch; do
   done
   if ! (cd "$copy/tree" && patch -s -p1 --no-backup-if-mismatch) <"$patch"; then
     echo "$name: the patch does not apply"; bad=1; continue
+  fi
+  by=$(sed -n '/^diff /q; s/^Found by: cargo test //p' "$patch")
+  if [ -n "$by" ]; then
+    # shellcheck disable=SC2086 # arguments of cargo, one a word
+    if ! (cd "$copy/tree" && cargo test -q --no-run $by) >"$copy/$name.log" 2>&1; then
+      echo "$name: does not build, see $copy/$name.log"; bad=1
+    elif (cd "$copy/tree" && cargo test $by) >"$copy/$name.log" 2>&1; then
+      echo "$name: NOT found by cargo test $by"; bad=1
+    else
+      echo "$name: found by $(grep -oE '^test [a-z_:]+ \.\.\. FAILED' "$copy/$name.log" | sed 's/^test //; s/ \.\.\. FAILED//' | paste -sd' ')"
+    fi
+    continue
   fi
   if ! (cd "$copy/tree" && cargo test -q -p iop-tests --test sim --no-run) >"$copy/$name.log" 2>&1; then
     echo "$name: does not build, see $copy/$name.log"; bad=1; continue

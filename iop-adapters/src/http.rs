@@ -15,6 +15,7 @@ mod socket;
 mod upload;
 
 use std::fmt;
+use std::io::{Error as IoError, ErrorKind};
 use std::pin::Pin;
 
 use async_trait::async_trait;
@@ -87,6 +88,21 @@ pub enum UpstreamError {
     /// The caller's upload broke off.
     #[error("the request body broke off")]
     RequestBody,
+}
+
+impl UpstreamError {
+    /// True if the backend's machine answered that nobody listens: refused, or reset before the connection stood. A name that
+    /// does not resolve, a connection that takes too long and TLS trouble say nothing of the backend.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        let Self::Connect(source) = self else { return false };
+        let kind = match source.downcast_ref::<connect::ConnectError>() {
+            Some(connect::ConnectError::Io(error)) => Some(error.kind()),
+            Some(_) => None,
+            None => source.downcast_ref::<IoError>().map(IoError::kind),
+        };
+        matches!(kind, Some(ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset))
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! | feature | adapter kind | what it serves | wire |
 //! | --- | --- | --- | --- |
 //! | `openai_compat` (default) | `openai_compat` | any server that speaks OpenAI chat completions | tunnel, run |
+//! | `llama_cpp` (default) | `llama_cpp` | llama.cpp's server: the same, probed by its slots and counters | tunnel, run |
+//! | `vllm` (default) | `vllm` | vLLM: the same, probed by its engine's counters | tunnel, run |
 //! | `demo` (default) | `demo` | a deterministic model without weights | run |
 //!
 //! [`decorators`] wrap any provider: [`decorators::Limit`], [`decorators::Fault`], [`decorators::Record`].
@@ -35,7 +37,7 @@ mod tracker;
 #[cfg(feature = "demo")]
 pub use demo::{Demo, DemoPace};
 #[cfg(feature = "openai_compat")]
-pub use openai_compat::{OpenAiCompat, OpenAiCompatConfig};
+pub use openai_compat::{OpenAiCompat, OpenAiCompatConfig, Server};
 
 /// The adapter kinds of this build.
 #[must_use]
@@ -43,7 +45,11 @@ pub const fn kinds() -> &'static [&'static str] {
     &[
         #[cfg(feature = "demo")]
         "demo",
+        #[cfg(feature = "llama_cpp")]
+        "llama_cpp",
         #[cfg(feature = "openai_compat")]
         "openai_compat",
+        #[cfg(feature = "vllm")]
+        "vllm",
     ]
 }

@@ -6,6 +6,7 @@
 mod choices;
 mod discovery;
 mod edit;
+mod probe;
 mod run;
 mod tool_calls;
 mod tunnel;
@@ -71,13 +72,45 @@ pub struct OpenAiCompatConfig {
     pub terminal_linger: Duration,
     /// How many calls it takes at once; by default what the server says.
     pub max_concurrency: Option<NonZeroU32>,
+    /// Which server it is; [`Server::Any`] by default.
+    pub server: Server,
+    /// Whether a probe of a server of unknown kind may generate a token. By default only on this machine and in a private
+    /// network (the host is an address of one, or `localhost`): elsewhere it may cost money.
+    pub free_tokens: Option<bool>,
+}
+
+/// Which server speaks OpenAI's API. They are all called alike; the kind says how one is probed (ADP-2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(clippy::exhaustive_enums, reason = "each kind needs its own probe")]
+pub enum Server {
+    /// Nothing is known of it.
+    #[default]
+    Any,
+    /// llama.cpp's `llama-server`.
+    LlamaCpp,
+    /// vLLM.
+    Vllm,
 }
 
 impl OpenAiCompatConfig {
     /// Defaults for a server at this base URL.
     #[must_use]
     pub fn new(base_url: impl Into<String>) -> Self {
-        Self { base_url: base_url.into(), auth: None, terminal_linger: TERMINAL_LINGER, max_concurrency: None }
+        Self {
+            base_url: base_url.into(),
+            auth: None,
+            terminal_linger: TERMINAL_LINGER,
+            max_concurrency: None,
+            server: Server::Any,
+            free_tokens: None,
+        }
+    }
+
+    /// For this kind of server.
+    #[must_use]
+    pub const fn with_server(mut self, server: Server) -> Self {
+        self.server = server;
+        self
     }
 
     /// With this key reference.
@@ -110,6 +143,8 @@ pub struct OpenAiCompat {
     bearer: Option<Bearer>,
     terminal_linger: Duration,
     max_concurrency: Option<NonZeroU32>,
+    server: Server,
+    free_tokens: bool,
     found: Mutex<Arc<Discovery>>,
     /// How the last discovery went, so that the log tells a change once and not every time.
     last: Mutex<Option<Heard>>,
@@ -133,20 +168,27 @@ impl OpenAiCompat {
         Self::with_upstream(config, upstream)
     }
 
-    /// The same over another way to reach the server; the base URL is not looked at.
+    /// The same over another way to reach the server; the base URL only says whether its tokens are free.
     ///
     /// # Errors
     /// [`OpenAiCompatError::Auth`].
     pub fn with_upstream(config: OpenAiCompatConfig, upstream: Arc<dyn Upstream>) -> Result<Self, OpenAiCompatError> {
         let bearer = config.auth.as_ref().map(AuthReference::resolve).transpose()?;
+        let own = || Origin::parse(&config.base_url).is_ok_and(|origin| origin.is_private());
         Ok(Self {
             upstream,
             bearer,
             terminal_linger: config.terminal_linger,
             max_concurrency: config.max_concurrency,
+            server: config.server,
+            free_tokens: config.free_tokens.unwrap_or_else(own),
             found: Mutex::new(Arc::default()),
             last: Mutex::new(None),
         })
+    }
+
+    fn is_llama_cpp(&self) -> bool {
+        self.server == Server::LlamaCpp
     }
 
     /// What the last discovery found; nothing before the first.
@@ -294,13 +336,7 @@ impl Provider for OpenAiCompat {
     }
 
     async fn probe_health(&self, target: &Target) -> Health {
-        // Nothing but a token proves that a model lives, and this kind of server has no free one: a listed name is no proof
-        // of life, a missing one none of death.
-        let _ = target;
-        match discovery::discover(self).await {
-            Err(error) if error.failure().provider_contacted == ProviderContacted::No => Health::Unavailable,
-            Ok(_) | Err(_) => Health::Unknown,
-        }
+        probe::probe(self, target).await
     }
 
     async fn command(

@@ -70,6 +70,24 @@ impl Adapter {
         self.config.targets.is_empty() || self.config.targets.contains(target)
     }
 
+    /// What it can do, as it is used here: without tunnels where the config forces runs. `None` if it panicked.
+    #[must_use]
+    pub fn capabilities(&self) -> Option<Capabilities> {
+        let mut capabilities = capabilities(self.provider_id(), self.provider())?;
+        capabilities.tunnels &= self.config.wire == WireMode::Auto;
+        Some(capabilities)
+    }
+
+    /// True if it may serve this target, and has it as far as is known: the config names it, or the backend lists it, or
+    /// neither says anything about targets.
+    #[must_use]
+    pub fn knows(&self, target: &Target, capabilities: &Capabilities) -> bool {
+        let mut listed = capabilities.targets.iter().map(|info| &info.target);
+        self.config.targets.contains(target)
+            || (self.config.targets.is_empty()
+                && (capabilities.targets.is_empty() || listed.any(|known| known == target)))
+    }
+
     /// True if its backend lists a target that the config lets it serve.
     #[must_use]
     pub fn lists_something(&self) -> bool {

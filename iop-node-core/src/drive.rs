@@ -7,6 +7,7 @@
 //!    │ cancel, deadline, violation, disconnect
 //!    ├─ policy abort ─► Fenced ── provider returns, or close grace passes and it is dropped ─► free the place ─► terminal, or none
 //!    └─ policy drain ─► terminal, or none; a reader of the Node takes the call and the place over (NOD-9)
+//! Running ── the watchdog claims a stall ─► [`join`]: fenced; the call closes beside a probe ─► terminal, or none
 //! ```
 //!
 //! Under `drain` the run is over at once and for everybody; the call is not told. The reader throws away what still comes, up
@@ -17,30 +18,36 @@
 //! The provider's end, too, is read only while there is room, that is when everything before it has credit: a success
 //! never waits in the outbox behind output that is blocked, so until it is sent a run can be cancelled.
 //!
-//! Priority when several are ready at once: disconnect, deadline, cancel, the provider's own end (WDG-2).
+//! Priority when several are ready at once: disconnect, deadline, cancel, the provider's own end, a stall (WDG-2).
 //!
-//! The place of a stall watchdog is [`Work::drive`]: it sees every item before it is sent, knows when the run is held
-//! back by missing credit, and owns the fence.
+//! The stall watchdog (`state/watchdog.rs`) sits in [`Work::drive`]: it is told every item before it is sent, and when the
+//! run is held back by missing credit. An item costs it one look at the clock per wake-up; its timer is armed once per stall
+//! timeout, not per item.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use futures_util::StreamExt;
 use iop_execution::execution::Execution;
-use iop_execution::{CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted, Usage};
+use iop_execution::{AdapterKey, CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted, Usage};
 use iop_wire::{CancelPolicy, OutboxHandle, RunKey, ToEdge};
 use tokio::sync::oneshot;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep, sleep_until, timeout};
 
 use crate::background::Background;
 use crate::journal::{Closed, EntryKey, RunJournal};
 use crate::observe::{NodeObserver, RunOutcome};
+use crate::probe::Probe;
+use crate::session::now;
 use crate::state::admit::CapacityPermit;
 use crate::state::emit::{Emitter, Output};
+use crate::state::watchdog::{Ended, Watchdog};
+
+mod join;
 
 /// Items that one run may pass on before other tasks get their turn.
 const BURST: usize = 64;
@@ -60,17 +67,29 @@ pub(crate) enum Stop {
     Fail(Box<ExecutionFailure>),
 }
 
+impl Stop {
+    const fn ended(&self) -> Ended {
+        match self {
+            Self::Disconnected => Ended::Disconnected,
+            Self::Deadline => Ended::Deadline,
+            Self::Cancel(_) | Self::Fail(_) => Ended::Cancelled,
+        }
+    }
+}
+
 /// What can stop a run: the session, or its deadline.
 #[derive(Debug)]
 pub(crate) struct Control {
     stop: oneshot::Receiver<Stop>,
+    /// Ends with the connection, whatever stopped the run before.
+    gone: oneshot::Receiver<()>,
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl Control {
     /// The deadline counts from now: call it on receipt.
-    pub(crate) fn new(stop: oneshot::Receiver<Stop>, deadline: Option<Duration>) -> Self {
-        Self { stop, deadline: deadline.map(|deadline| Box::pin(sleep(deadline))) }
+    pub(crate) fn new(stop: oneshot::Receiver<Stop>, gone: oneshot::Receiver<()>, deadline: Option<Duration>) -> Self {
+        Self { stop, gone, deadline: deadline.map(|deadline| Box::pin(sleep(deadline))) }
     }
 
     /// Gives one reason; not to be polled afterwards.
@@ -89,6 +108,16 @@ impl Control {
         }
         stop.map_or(Poll::Pending, Poll::Ready)
     }
+
+    /// True if the deadline has passed, also where its timer has not fired yet.
+    fn is_late(&self, now: Instant) -> bool {
+        self.deadline.as_ref().is_some_and(|deadline| deadline.deadline().into_std() <= now)
+    }
+
+    /// Ready when the connection is gone; not to be polled afterwards.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.gone).poll(cx).map(|_| ())
+    }
 }
 
 /// One admitted run or tunnel, with all it needs to proceed.
@@ -98,7 +127,11 @@ pub(crate) struct Work<E> {
     pub(crate) key: RunKey,
     pub(crate) control: Control,
     pub(crate) emitter: Emitter<E>,
-    pub(crate) permit: CapacityPermit,
+    /// Its place; none once the call is over, or its reader has it.
+    pub(crate) permit: Option<CapacityPermit>,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) adapter: AdapterKey,
+    pub(crate) probe: Probe,
     pub(crate) close_grace: Duration,
     pub(crate) cancel_policy: CancelPolicy,
     pub(crate) background: Background,
@@ -133,29 +166,41 @@ enum Driven<E: Output> {
     Returned(E, Option<Stop>),
     /// The run is over, the call goes on.
     Detached(Stop, Execution<E>),
+    /// It stalled, and nothing of it may be sent any more.
+    Claimed(Execution<E>),
+}
+
+/// How one look at a run ended.
+enum Looked<E> {
+    Terminal(Option<E>),
+    Detached,
+    Claimed,
 }
 
 impl<E: Output> Work<E> {
     /// Runs the provider call to its end and sends the terminal.
     pub(crate) async fn execute(mut self, execution: Execution<E>) -> RunOutcome {
         self.entry.journal.started(self.entry.key);
-        let driven = self.drive(execution).await;
-        let Self { outbox, key, mut emitter, permit, background, observer, entry, .. } = self;
-        let contacted = ProviderContacted::Unknown;
-        let terminal = match driven {
+        // Idle time begins with the call: what it took to collect a body is not the provider's.
+        self.watchdog.start(now());
+        let terminal = match self.drive(execution).await {
             Driven::Returned(terminal, stop) => {
                 // The provider has returned or was dropped: whoever learns of the end finds the place free.
-                drop(permit);
+                self.permit = None;
                 match stop {
                     None => Some(terminal),
-                    Some(stop) => terminal_of(stop, emitter.sent(), contacted),
+                    Some(stop) => terminal_of(stop, self.emitter.sent(), ProviderContacted::Unknown),
                 }
             }
             Driven::Detached(stop, execution) => {
-                background.spawn(read_out(execution, permit, observer));
-                terminal_of(stop, emitter.sent(), contacted)
+                if let Some(permit) = self.permit.take() {
+                    self.background.spawn(read_out(execution, permit, Arc::clone(&self.observer)));
+                }
+                terminal_of(stop, self.emitter.sent(), ProviderContacted::Unknown)
             }
+            Driven::Claimed(execution) => self.join(execution).await.map(|verdict| self.stalled(&verdict)),
         };
+        let Self { outbox, key, mut emitter, entry, .. } = self;
         entry.close(finish(&outbox, key, &mut emitter, terminal))
     }
 
@@ -166,75 +211,42 @@ impl<E: Output> Work<E> {
         entry.close(finish(&outbox, key, &mut emitter, terminal_of(stop, 0, ProviderContacted::No)))
     }
 
-    /// Passes on what the provider emits until it has ended.
+    /// Passes on what the provider emits until it has ended, or is stuck.
     async fn drive(&mut self, mut execution: Execution<E>) -> Driven<E> {
         let mut stop: Option<Stop> = None;
-        let mut detached = false;
         let mut grace: Option<Pin<Box<Sleep>>> = None;
-        let terminal = poll_fn(|cx| {
-            if stop.is_none()
-                && let Poll::Ready(reason) = self.control.poll(cx)
-            {
-                stop = Some(reason);
-            }
-            for _ in 0..BURST {
-                if stop.is_some() && !execution.is_cancelled() {
-                    if self.cancel_policy == CancelPolicy::Drain && execution.has_begun() && !execution.is_returned() {
-                        detached = true;
-                        return Poll::Ready(None);
-                    }
-                    execution.cancel(CancelReason::Withdrawn);
-                    if !execution.has_begun() {
-                        // Nothing was asked of the backend, and nothing will be.
-                        execution.abandon();
-                    }
-                    grace = Some(Box::pin(sleep(self.close_grace)));
+        let mut timer: Option<Pin<Box<Sleep>>> = None;
+        let looked = poll_fn(|cx| {
+            loop {
+                if stop.is_none()
+                    && let Poll::Ready(reason) = self.control.poll(cx)
+                {
+                    self.watchdog.end(reason.ended(), now());
+                    stop = Some(reason);
                 }
-                if grace.as_mut().is_some_and(|grace| grace.as_mut().poll(cx).is_ready()) {
-                    grace = None;
-                    execution.abandon();
-                }
-                if stop.is_none() {
-                    // No credit, no reading (WIR-16). A stop wakes this task too.
-                    ready!(self.outbox.poll_room(self.key, cx));
-                    if let Some(message) = self.emitter.pop() {
-                        self.outbox.push(self.key, message);
-                        continue;
-                    }
-                }
-                let Some(item) = ready!(Pin::new(&mut execution).poll_next(cx)) else {
-                    return Poll::Ready(None);
-                };
-                self.entry.note(&item);
-                if item.outcome().is_some() {
-                    return Poll::Ready(Some(item));
+                if let Poll::Ready(looked) = self.look(&mut execution, &mut stop, &mut grace, cx) {
+                    return Poll::Ready(looked);
                 }
                 if stop.is_some() {
-                    continue;
+                    return Poll::Pending;
                 }
-                match self.emitter.accept(item) {
-                    Ok(()) => {
-                        if let Some(message) = self.emitter.pop() {
-                            self.outbox.push(self.key, message);
-                        }
-                    }
-                    Err(oversize) => {
-                        stop = Some(Stop::Fail(Box::new(ExecutionFailure::new(
-                            FailureCode::ProviderProtocol,
-                            FailureStage::Stream,
-                            ProviderContacted::Yes,
-                            oversize.to_string(),
-                        ))));
-                    }
+                // Everything that was ready is told: now the timer may look.
+                ready!(self.poll_watchdog(&mut timer, cx));
+                if self.watchdog.is_claimed() {
+                    return Poll::Ready(Looked::Claimed);
                 }
             }
-            cx.waker().wake_by_ref();
-            Poll::Pending
         })
         .await;
-        if detached && let Some(stop) = stop {
-            return Driven::Detached(stop, execution);
-        }
+        let terminal = match (looked, stop.take()) {
+            (Looked::Claimed, _) => return Driven::Claimed(execution),
+            (Looked::Detached, Some(stop)) => return Driven::Detached(stop, execution),
+            (Looked::Detached, None) => None,
+            (Looked::Terminal(terminal), reason) => {
+                stop = reason;
+                terminal
+            }
+        };
         let late = execution.late_pushes();
         if late > 0 {
             self.observer.late_pushes(late);
@@ -247,6 +259,104 @@ impl<E: Output> Work<E> {
             E::failed(0, ExecutionFailure::new(code, stage, ProviderContacted::Unknown, message))
         });
         Driven::Returned(terminal, stop)
+    }
+
+    /// Passes on what is here. Pending: nothing more is, or there is no room for it, or others are to have their turn.
+    fn look(
+        &mut self,
+        execution: &mut Execution<E>,
+        stop: &mut Option<Stop>,
+        grace: &mut Option<Pin<Box<Sleep>>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Looked<E>> {
+        let mut clock: Option<Instant> = None;
+        for _ in 0..BURST {
+            if stop.is_some() && !execution.is_cancelled() {
+                if self.cancel_policy == CancelPolicy::Drain && execution.has_begun() && !execution.is_returned() {
+                    return Poll::Ready(Looked::Detached);
+                }
+                execution.cancel(CancelReason::Withdrawn);
+                if !execution.has_begun() {
+                    // Nothing was asked of the backend, and nothing will be.
+                    execution.abandon();
+                }
+                *grace = Some(Box::pin(sleep(self.close_grace)));
+            }
+            if grace.as_mut().is_some_and(|grace| grace.as_mut().poll(cx).is_ready()) {
+                *grace = None;
+                execution.abandon();
+            }
+            if stop.is_none() {
+                // No credit, no reading (WIR-16), and no idle time. A stop wakes this task too.
+                if self.outbox.poll_room(self.key, cx).is_pending() {
+                    if !self.watchdog.is_suspended() {
+                        self.watchdog.suspend(now());
+                    }
+                    return Poll::Pending;
+                }
+                if self.watchdog.is_suspended() {
+                    self.watchdog.resume(now());
+                }
+                if let Some(message) = self.emitter.pop() {
+                    self.outbox.push(self.key, message);
+                    continue;
+                }
+                self.watchdog.emitted();
+            }
+            let Some(item) = ready!(Pin::new(&mut *execution).poll_next(cx)) else {
+                return Poll::Ready(Looked::Terminal(None));
+            };
+            self.entry.note(&item);
+            if item.outcome().is_some() {
+                self.watchdog.end(Ended::Provider, now());
+                return Poll::Ready(Looked::Terminal(Some(item)));
+            }
+            if stop.is_some() || !self.watchdog.begin(self.emitter.activity(&item), *clock.get_or_insert_with(now)) {
+                continue;
+            }
+            match self.emitter.accept(item) {
+                Ok(()) => {
+                    if let Some(message) = self.emitter.pop() {
+                        self.outbox.push(self.key, message);
+                    }
+                }
+                Err(oversize) => {
+                    self.watchdog.end(Ended::Cancelled, now());
+                    *stop = Some(Stop::Fail(Box::new(ExecutionFailure::new(
+                        FailureCode::ProviderProtocol,
+                        FailureStage::Stream,
+                        ProviderContacted::Yes,
+                        oversize.to_string(),
+                    ))));
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Ready when the watchdog has looked: the caller looks too. Pending: it wakes this task when it is time.
+    fn poll_watchdog(&mut self, timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let Some(due) = self.watchdog.poll_timeout() else { return Poll::Pending };
+            let armed = timer.get_or_insert_with(|| Box::pin(sleep_until(due.into())));
+            // One that comes too early looks again; one that would come too late is moved.
+            if armed.deadline().into_std() > due {
+                armed.as_mut().reset(due.into());
+            }
+            ready!(armed.as_mut().poll(cx));
+            *timer = None;
+            let now = now();
+            if due > now {
+                continue;
+            }
+            if self.control.is_late(now) {
+                // The deadline is due in the same instant and wins, although its timer is yet to fire (WDG-2).
+                return Poll::Pending;
+            }
+            self.watchdog.handle_timeout(now);
+            return Poll::Ready(());
+        }
     }
 }
 

@@ -15,7 +15,8 @@
 //! | `session` (feature `driver`) | one connection: timers, messages, tasks of runs |
 //! | `install` (feature `driver`) | how a config is put into force, at registration and when it is pushed |
 //! | `background` (feature `driver`) | where work lives that no connection owns |
-//! | `drive`, `run`, `tunnel` (feature `driver`) | one run or tunnel: backpressure, cancel, close grace, deadline |
+//! | `drive`, `run`, `tunnel` (feature `driver`) | one run or tunnel: backpressure, cancel, close grace, deadline, stall |
+//! | `probe` (feature `driver`) | how a target is probed, and the number of an observation |
 //!
 //! The Node opens no listening socket, and retries nothing: one dispatch makes at most one provider call.
 
@@ -35,6 +36,8 @@ pub mod journal;
 pub mod node;
 pub mod observe;
 #[cfg(feature = "driver")]
+mod probe;
+#[cfg(feature = "driver")]
 mod run;
 #[cfg(feature = "driver")]
 mod session;
@@ -48,6 +51,6 @@ pub use factory::{AdapterBuildError, AdapterFactory, CUSTOM_KIND, NoFactory};
 pub use journal::{NoJournal, RunJournal};
 #[cfg(feature = "driver")]
 pub use node::{Node, NodeBuilder, NodeStatus, StatusHandle};
-pub use observe::{NoObserver, NodeObserver, RunOutcome, RunPath};
+pub use observe::{NoObserver, NodeObserver, RunOutcome, RunPath, StallObservation};
 pub use state::reconnect::{InvalidPolicy, ReconnectPolicy};
 pub use upstream::{AllowUpstream, InvalidRule, UpstreamRefused};

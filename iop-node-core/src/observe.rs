@@ -1,11 +1,15 @@
 //! Decides what a Node tells its observer: closed values and counts, never an id or a text.
 
 use std::fmt;
+use std::time::Duration;
 
-use iop_execution::{CancelReason, FailureCode};
+use iop_execution::failure::{LivenessClassification, OwnershipClose};
+use iop_execution::{CancelReason, FailureCode, Health};
 use iop_wire::CloseCode;
 
 use crate::journal::JournalTrouble;
+#[cfg(feature = "driver")]
+use crate::state::watchdog::Verdict;
 
 /// Which wire a piece of work uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,6 +62,49 @@ impl RunOutcome {
     }
 }
 
+/// A stall that was told to the Edge (OBS-1): closed values and a time, nothing else (OBS-4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StallObservation {
+    /// Which wire.
+    pub path: RunPath,
+    /// What the probe found.
+    pub provider_health: Health,
+    /// What that means.
+    pub liveness_classification: LivenessClassification,
+    /// Whether the call was seen to end.
+    pub ownership_close: OwnershipClose,
+    /// From the last progress, or the start, to the terminal.
+    pub duration: Duration,
+}
+
+impl StallObservation {
+    /// A stall on this wire of which this is known.
+    #[must_use]
+    pub fn new(path: RunPath, health: Health, ownership_close: OwnershipClose, duration: Duration) -> Self {
+        let liveness_classification = LivenessClassification::from(health);
+        Self { path, provider_health: health, liveness_classification, ownership_close, duration }
+    }
+
+    /// Writes the log `node_response_stall_observation`.
+    #[cfg(feature = "driver")]
+    pub(crate) fn log(&self, verdict: &Verdict) {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(
+            path = self.path.as_str(),
+            provider_health = self.provider_health.as_str(),
+            liveness_classification = self.liveness_classification.as_str(),
+            ownership_close = self.ownership_close.as_str(),
+            retryable = self.ownership_close.retryable(),
+            timeout_setting = verdict.setting.as_str(),
+            timeout_ms = millis(verdict.limit),
+            idle_ms = millis(verdict.idle),
+            duration_ms = millis(self.duration),
+            "node_response_stall_observation"
+        );
+    }
+}
+
 /// Is told what happens in a Node. Every method does nothing by default; none may block.
 pub trait NodeObserver: fmt::Debug + Send + Sync + 'static {
     /// A link to an Edge is up; nothing is registered yet.
@@ -98,6 +145,10 @@ pub trait NodeObserver: fmt::Debug + Send + Sync + 'static {
     /// The journal could not be written. Told every time; the log has each kind once.
     fn journal_trouble(&self, trouble: JournalTrouble) {
         let _ = trouble;
+    }
+    /// A stall was told.
+    fn response_stalled(&self, stall: &StallObservation) {
+        let _ = stall;
     }
     /// Pushes of a provider that came after its run was fenced.
     fn late_pushes(&self, count: u64) {

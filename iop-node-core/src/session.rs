@@ -15,9 +15,9 @@ use iop_execution::failure::FailureStage;
 use iop_execution::{CancelReason, ExecutionFailure, FailureCode, ProviderContacted, Redacted};
 use iop_wire::limits::{FEATURES, MAX_ENVELOPE, MAX_WINDOW, PROTO_MAX, PROTO_MIN};
 use iop_wire::{
-    CloseCode, Drain, Goodbye, Heartbeat, HeartbeatAction, Hello, Incoming, LinkError, NodeConfigPayload, NodeLink,
-    NodeReadyRequest, OutboxHandle, Ping, ProviderReady, RegisterRefusal, RegisterRequest, RunNumber, SequenceCheck,
-    Sequenced, ToEdge, ToNode,
+    CloseCode, CommandResponse, Drain, Goodbye, Heartbeat, HeartbeatAction, Hello, Incoming, LinkError,
+    NodeConfigPayload, NodeLink, NodeReadyRequest, OutboxHandle, Ping, ProviderReady, RegisterRefusal, RegisterRequest,
+    RunNumber, SequenceCheck, Sequenced, ToEdge, ToNode,
 };
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
@@ -29,12 +29,14 @@ use crate::drive::Stop;
 use crate::install::{Prepared, Refused, apply};
 use crate::node::{Inner, NodeStatus};
 use crate::observe::{RunOutcome, RunPath};
+use crate::probe::Observations;
 use crate::state::config::ConfigSync;
 use crate::state::handshake::{Handshake, State, Step};
 use crate::state::reconnect::Reconnect;
 use crate::state::refresh::{Question, RefreshPlan};
 use crate::state::runs::RunTable;
 
+mod command;
 mod config;
 mod dispatch;
 mod outgoing;
@@ -102,6 +104,8 @@ impl Fault {
 #[derive(Debug)]
 struct RunHandle {
     stop: Option<oneshot::Sender<Stop>>,
+    /// Dropped with the connection: a run that was stopped before learns of that too.
+    connected: Option<oneshot::Sender<()>>,
     inbox: Arc<Inbox>,
     close_grace: Duration,
 }
@@ -110,6 +114,9 @@ impl RunHandle {
     /// The first reason stands. No more of the body is waited for.
     fn stop(&mut self, reason: Stop) {
         self.inbox.abort();
+        if matches!(reason, Stop::Disconnected) {
+            self.connected = None;
+        }
         if let Some(stop) = self.stop.take() {
             // A run that has ended meanwhile needs no stop.
             let _ = stop.send(reason);
@@ -154,6 +161,9 @@ struct Session<'a> {
     update: Option<Update>,
     refreshes: RefreshPlan,
     asking: JoinSet<(Question, bool)>,
+    /// Numbers of what was observed of providers on this connection.
+    observations: Observations,
+    commands: JoinSet<CommandResponse>,
     draining: Option<Draining>,
     reconnect: &'a mut Reconnect,
 }
@@ -186,6 +196,8 @@ pub(crate) async fn serve(
         update: None,
         refreshes: RefreshPlan::default(),
         asking: JoinSet::new(),
+        observations: Observations::default(),
+        commands: JoinSet::new(),
         draining: None,
         reconnect,
     };
@@ -241,6 +253,7 @@ impl Session<'_> {
                 providers = started(&mut self.starting), if self.starting.is_some() => self.started(providers),
                 prepared = prepared(&mut self.update), if self.update.is_some() => self.prepared(prepared),
                 Some(answer) = self.asking.join_next(), if !self.asking.is_empty() => self.asked(answer),
+                Some(answer) = self.commands.join_next(), if !self.commands.is_empty() => self.commanded(answer),
                 item = incoming.next() => self.receive(item),
                 () = timer.as_mut() => self.timeout(now()),
                 () = written.notified(), if self.draining.is_some() => Ok(()),
@@ -460,6 +473,7 @@ impl Session<'_> {
         self.outbox.abort();
         // Dropped questions change nothing; the next connection asks anew, and never beside these.
         self.asking.shutdown().await;
+        self.commands.shutdown().await;
         // Each run ends within its close grace (NOD-5).
         while let Some(finished) = self.tasks.join_next().await {
             let _ = self.finished(finished);

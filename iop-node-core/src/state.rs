@@ -9,6 +9,7 @@
 //! | [`config`] | which pushed config is applied when, and what the Edge is told |
 //! | [`refresh`] | when each backend is asked again what it serves |
 //! | [`reconnect`] | how long to wait before the next connection, and when to give up |
+//! | [`watchdog`] | when a run is stuck, and what becomes of it then |
 
 pub mod admit;
 pub mod config;
@@ -17,3 +18,4 @@ pub mod handshake;
 pub mod reconnect;
 pub mod refresh;
 pub mod runs;
+pub mod watchdog;

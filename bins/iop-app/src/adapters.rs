@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iop_adapters::auth::AuthReference;
-use iop_adapters::{Demo, DemoPace, OpenAiCompat, OpenAiCompatConfig};
+use iop_adapters::{Demo, DemoPace, OpenAiCompat, OpenAiCompatConfig, Server};
 use iop_execution::Provider;
 use iop_node_core::{AdapterBuildError, AdapterFactory};
 use iop_wire::{AdapterInventory, ProviderConfig};
@@ -13,7 +13,7 @@ use iop_wire::{AdapterInventory, ProviderConfig};
 mod tests;
 
 /// Kinds without an adapter of their own yet: each speaks OpenAI's API under `/v1`, and `openai_compat` runs it.
-const THROUGH_OPENAI_COMPAT: [&str; 5] = ["vllm", "sglang", "llama_cpp", "lm_studio", "ollama"];
+const THROUGH_OPENAI_COMPAT: [&str; 3] = ["sglang", "lm_studio", "ollama"];
 
 /// The port that a backend of that kind usually listens on.
 #[must_use]
@@ -39,10 +39,12 @@ impl AdapterFactory for BuiltIn {
     async fn build(&self, config: &ProviderConfig) -> Result<Arc<dyn Provider>, AdapterBuildError> {
         match config.kind.as_str() {
             "demo" => Ok(Arc::new(Demo::new(self.demo_pace))),
-            "openai_compat" => openai_compat(config),
+            "openai_compat" => openai_compat(config, Server::Any),
+            "llama_cpp" => openai_compat(config, Server::LlamaCpp),
+            "vllm" => openai_compat(config, Server::Vllm),
             kind if THROUGH_OPENAI_COMPAT.contains(&kind) => {
                 tracing::info!(provider = %config.provider_id, kind, "no adapter of its own yet: served through openai_compat");
-                openai_compat(config)
+                openai_compat(config, Server::Any)
             }
             kind => Err(AdapterBuildError::UnknownKind(kind.to_owned())),
         }
@@ -56,12 +58,12 @@ impl AdapterFactory for BuiltIn {
     }
 }
 
-fn openai_compat(config: &ProviderConfig) -> Result<Arc<dyn Provider>, AdapterBuildError> {
+fn openai_compat(config: &ProviderConfig, server: Server) -> Result<Arc<dyn Provider>, AdapterBuildError> {
     let auth = match config.auth.as_str() {
         "" => None,
         text => Some(AuthReference::parse(text).map_err(|error| AdapterBuildError::auth(error.to_string()))?),
     };
-    let mut settings = OpenAiCompatConfig::new(&config.base_url).with_auth(auth);
+    let mut settings = OpenAiCompatConfig::new(&config.base_url).with_auth(auth).with_server(server);
     if config.terminal_linger_ms > 0 {
         settings.terminal_linger = Duration::from_millis(config.terminal_linger_ms);
     }

@@ -4,13 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use iop_node_core::journal::JournalTrouble;
-use iop_node_core::{NodeObserver, RunOutcome, RunPath};
+use iop_node_core::{NodeObserver, RunOutcome, RunPath, StallObservation};
 use iop_wire::CloseCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
@@ -40,6 +41,22 @@ struct PathLabel {
     path: &'static str,
 }
 
+/// Labels of the stall metrics: closed values only (OBS-4).
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StallLabels {
+    path: &'static str,
+    provider_health: &'static str,
+    liveness_classification: &'static str,
+    ownership_close: &'static str,
+}
+
+/// Bounds of the stall durations, in seconds: legal timeouts go from 1 s to 1 h, and closing takes some seconds more.
+const STALL_BUCKETS: [f64; 12] = [1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 310.0, 600.0, 1_800.0, 3_600.0];
+
+fn stall_histogram() -> Histogram {
+    Histogram::new(STALL_BUCKETS)
+}
+
 /// Every metric of a Node. Clones share their values.
 #[derive(Clone)]
 pub struct NodeMetrics {
@@ -57,6 +74,8 @@ pub struct NodeMetrics {
     configs: Family<OutcomeLabel, Counter>,
     journal_dropped: Counter,
     journal_troubles: Family<TroubleLabel, Counter>,
+    stalls: Family<StallLabels, Counter>,
+    stall_durations: Family<StallLabels, Histogram, fn() -> Histogram>,
 }
 
 impl Default for NodeMetrics {
@@ -84,6 +103,8 @@ impl NodeMetrics {
             configs: Family::default(),
             journal_dropped: Counter::default(),
             journal_troubles: Family::default(),
+            stalls: Family::default(),
+            stall_durations: Family::new_with_constructor(stall_histogram),
         };
         let mut registry = Registry::with_prefix("iop");
         registry.register("build", "Version of this program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
@@ -108,6 +129,12 @@ impl NodeMetrics {
         registry.register("node_config_pushes", "Pushed configs", all.configs.clone());
         registry.register("node_journal_dropped", "Notes that the run journal lost", all.journal_dropped.clone());
         registry.register("node_journal_troubles", "Failed writes of the run journal", all.journal_troubles.clone());
+        registry.register("node_response_stalls", "Responses that stalled and were ended", all.stalls.clone());
+        registry.register(
+            "node_response_stall_duration_seconds",
+            "From the last progress of a stalled response to its end",
+            all.stall_durations.clone(),
+        );
         all.registry = Arc::new(registry);
         all
     }
@@ -189,6 +216,17 @@ impl NodeObserver for NodeMetrics {
         self.journal_troubles.get_or_create(&TroubleLabel { trouble: trouble.as_str() }).inc();
     }
 
+    fn response_stalled(&self, stall: &StallObservation) {
+        let labels = StallLabels {
+            path: stall.path.as_str(),
+            provider_health: stall.provider_health.as_str(),
+            liveness_classification: stall.liveness_classification.as_str(),
+            ownership_close: stall.ownership_close.as_str(),
+        };
+        self.stalls.get_or_create(&labels).inc();
+        self.stall_durations.get_or_create(&labels).observe(stall.duration.as_secs_f64());
+    }
+
     fn late_messages(&self, count: u64) {
         self.late_messages.inc_by(count);
     }
@@ -200,6 +238,11 @@ impl NodeObserver for NodeMetrics {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use iop_execution::Health;
+    use iop_execution::failure::OwnershipClose;
+
     use super::*;
 
     #[test]
@@ -224,5 +267,43 @@ mod tests {
         ] {
             assert!(text.lines().any(|had| had == line), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn a_stall_is_one_count_and_one_duration_with_four_closed_labels() {
+        // OBS-1, OBS-4, OBS-6, S06
+        let metrics = NodeMetrics::new();
+        assert!(!metrics.render().contains("path="), "no series before the first stall");
+        let stall = |path, health, close, ms| {
+            metrics.response_stalled(&StallObservation::new(path, health, close, Duration::from_millis(ms)));
+        };
+        let confirmed = OwnershipClose::Confirmed { retryable: true };
+        stall(RunPath::Run, Health::Available, confirmed, 2_250);
+        stall(RunPath::Run, Health::Available, confirmed, 304_000);
+        stall(RunPath::Tunnel, Health::Unknown, OwnershipClose::Unconfirmed, 5_000);
+        let text = metrics.render();
+        let run = "path=\"run\",provider_health=\"available\",liveness_classification=\"request_stalled\",ownership_close=\"confirmed\"";
+        let tunnel = "path=\"tunnel\",provider_health=\"unknown\",liveness_classification=\"health_unknown\",ownership_close=\"unconfirmed\"";
+        let mut want = vec![
+            format!("iop_node_response_stalls_total{{{run}}} 2"),
+            format!("iop_node_response_stalls_total{{{tunnel}}} 1"),
+        ];
+        let bounds = [
+            "1.0", "2.5", "5.0", "10.0", "30.0", "60.0", "120.0", "300.0", "310.0", "600.0", "1800.0", "3600.0", "+Inf",
+        ];
+        let name = "iop_node_response_stall_duration_seconds";
+        for (labels, sum, count, first, second) in [(run, "306.25", 2, 1, 8), (tunnel, "5.0", 1, 2, usize::MAX)] {
+            want.push(format!("{name}_sum{{{labels}}} {sum}"));
+            want.push(format!("{name}_count{{{labels}}} {count}"));
+            for (at, bound) in bounds.iter().enumerate() {
+                let below = u32::from(at >= first) + u32::from(at >= second);
+                want.push(format!("{name}_bucket{{le=\"{bound}\",{labels}}} {below}"));
+            }
+        }
+        let mut got: Vec<_> =
+            text.lines().filter(|line| line.starts_with("iop_node_response")).map(String::from).collect();
+        got.sort();
+        want.sort();
+        assert_eq!(got, want);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use iop_adapters::auth::AuthReference;
 use iop_adapters::http::Origin;
-use iop_adapters::{DemoPace, OpenAiCompat, OpenAiCompatConfig};
+use iop_adapters::{DemoPace, OpenAiCompat, OpenAiCompatConfig, Server};
 use iop_edge_core::api::Engine as _;
 use iop_edge_core::catalog::{Catalog, NodeEntry, ProviderEntry};
 use iop_edge_core::openai::{ApiKeys, OpenAiConfig};
@@ -198,7 +198,7 @@ pub async fn start(options: &UpOptions, shutdown: Shutdown) -> Result<Up, Failur
     let providers: Vec<_> = probed.iter().filter(|probed| matches!(probed.found, Found::Backend(_))).collect();
     let demo = providers.iter().all(|probed| probed.found == Found::Backend(Vec::new()));
     let mut records: Vec<_> =
-        providers.iter().map(|probed| record(&probed.name, Some(&probed.url), auth.as_ref())).collect();
+        providers.iter().map(|probed| record(&probed.name, Some((&probed.url, probed.kind)), auth.as_ref())).collect();
     if demo {
         records.push(record(DEMO, None, None));
     }
@@ -302,7 +302,7 @@ async fn find(options: &UpOptions, auth: Option<&AuthReference>) -> Result<Vec<P
     let mut probed = probe_all(places).await;
     for probed in &mut probed {
         if let (Found::Unauthorized, Some(auth)) = (&probed.found, auth) {
-            probed.found = ask_with_key(&probed.url, auth).await?;
+            (probed.found, probed.kind) = ask_with_key(&probed.url, auth).await?;
         }
     }
     if !probed.iter().any(|probed| matches!(probed.found, Found::Backend(_))) {
@@ -317,15 +317,22 @@ async fn find(options: &UpOptions, auth: Option<&AuthReference>) -> Result<Vec<P
     Ok(probed)
 }
 
-async fn ask_with_key(url: &str, auth: &AuthReference) -> Result<Found, Failure> {
+async fn ask_with_key(url: &str, auth: &AuthReference) -> Result<(Found, &'static str), Failure> {
     let config = OpenAiCompatConfig::new(url).with_auth(Some(auth.clone()));
     let adapter = OpenAiCompat::new(config).map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         Failure::usage(format!("--backend-auth: {error}: {cause}"))
     })?;
     Ok(match adapter.discover().await {
-        Ok(found) => Found::Backend(found.targets.iter().map(|target| target.target.to_string()).collect()),
-        Err(_) => Found::Unauthorized,
+        Ok(found) => {
+            let kind = match found.server {
+                Server::Any => "openai_compat",
+                Server::LlamaCpp => "llama_cpp",
+                Server::Vllm => "vllm",
+            };
+            (Found::Backend(found.targets.iter().map(|target| target.target.to_string()).collect()), kind)
+        }
+        Err(_) => (Found::Unauthorized, "openai_compat"),
     })
 }
 
@@ -352,12 +359,12 @@ async fn listen(wanted: SocketAddr, tls: Option<Arc<rustls::ServerConfig>>) -> R
     }
 }
 
-fn record(id: &str, url: Option<&str>, auth: Option<&AuthReference>) -> ProviderRecord {
+fn record(id: &str, backend: Option<(&str, &str)>, auth: Option<&AuthReference>) -> ProviderRecord {
     ProviderRecord {
         id: id.to_owned(),
         adapter: None,
-        kind: if url.is_some() { "openai_compat" } else { "demo" }.to_owned(),
-        base_url: url.map(ToOwned::to_owned),
+        kind: backend.map_or("demo", |(_, kind)| kind).to_owned(),
+        base_url: backend.map(|(url, _)| url.to_owned()),
         wire: crate::config::edge::WireConfig::Auto,
         capacity: None,
         long_capacity: None,

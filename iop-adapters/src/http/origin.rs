@@ -1,6 +1,7 @@
 //! Decides which base URLs name a backend.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use http::Uri;
 use http::uri::Scheme;
@@ -87,6 +88,16 @@ impl Origin {
         self.https
     }
 
+    /// True if the host is `localhost`, or an address of this machine or of a private network.
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        match self.host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+            Ok(IpAddr::V4(ip)) => ip.is_loopback() || ip.is_private(),
+            Ok(IpAddr::V6(ip)) => ip.is_loopback() || ip.is_unique_local(),
+            Err(_) => self.host.eq_ignore_ascii_case("localhost"),
+        }
+    }
+
     /// The host to connect to, an IPv6 address without brackets.
     pub(super) fn host(&self) -> &str {
         &self.host
@@ -145,6 +156,25 @@ mod tests {
         assert_eq!(parts("https://host/api/v1"), Ok(("host".to_owned(), 443)));
         assert_eq!(parts("http://[::1]"), Ok(("::1".to_owned(), 80)));
         assert_eq!(parts("http://[::1]:8080"), Ok(("::1".to_owned(), 8080)));
+    }
+
+    #[test]
+    fn private_hosts_are_told_by_their_address() {
+        // ADP-2: where a token costs nothing
+        for (url, private) in [
+            ("http://127.0.0.1:8000", true),
+            ("http://[::1]:8000/v1", true),
+            ("http://LocalHost", true),
+            ("http://192.168.1.7", true),
+            ("http://[::ffff:10.0.0.1]", true),
+            ("http://[fd00::1]", true),
+            ("http://8.8.8.8", false),
+            ("https://api.example.com/v1", false),
+            ("http://gpu-box:8000", false),
+            ("http://localhost.example.com", false),
+        ] {
+            assert_eq!(Origin::parse(url).unwrap().is_private(), private, "{url}");
+        }
     }
 
     #[test]

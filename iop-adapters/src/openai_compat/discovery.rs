@@ -8,7 +8,7 @@ use iop_execution::failure::FailureStage;
 use iop_execution::provider::TargetInfo;
 use iop_execution::{ProviderError, RequestBody, RunId, Target};
 
-use super::{OpenAiCompat, read_up_to};
+use super::{OpenAiCompat, Server, read_up_to};
 use crate::json::{Kind, Scanned, Scanner};
 use crate::rules;
 
@@ -31,6 +31,8 @@ pub struct Discovery {
     pub slots: Option<NonZeroU32>,
     /// The server is an IOP edge: using it as a backend would be a loop.
     pub is_iop: bool,
+    /// Which server it says it is.
+    pub server: Server,
 }
 
 pub(super) async fn discover(adapter: &OpenAiCompat) -> Result<Discovery, ProviderError> {
@@ -39,8 +41,9 @@ pub(super) async fn discover(adapter: &OpenAiCompat) -> Result<Discovery, Provid
     let is_iop = headers.contains_key("x-iop-edge");
     let listed = models(&list).map_err(|_| ProviderError::protocol("the provider's list of models is not JSON"))?;
     let server = headers.get(http::header::SERVER).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let mut found = Discovery { targets: listed.targets, slots: None, is_iop };
-    if listed.llama_cpp || server.eq_ignore_ascii_case("llama.cpp") {
+    let server = if server.eq_ignore_ascii_case("llama.cpp") { Server::LlamaCpp } else { listed.server };
+    let mut found = Discovery { targets: listed.targets, slots: None, is_iop, server };
+    if adapter.is_llama_cpp() || server == Server::LlamaCpp {
         let props = tokio::time::timeout(PROPS_TIMEOUT, get(adapter, "/props")).await;
         match props {
             Ok(Ok((_, props))) => found.take_props(&props),
@@ -93,21 +96,28 @@ impl Discovery {
     }
 }
 
+/// The models of a list; none if it is no list.
+pub(super) fn targets(list: &[u8]) -> Option<Vec<TargetInfo>> {
+    models(list).ok().map(|listed| listed.targets)
+}
+
 struct Listed {
     targets: Vec<TargetInfo>,
-    llama_cpp: bool,
+    server: Server,
 }
 
 fn models(list: &[u8]) -> Scanned<Listed> {
-    let mut listed = Listed { targets: Vec::new(), llama_cpp: false };
+    let mut listed = Listed { targets: Vec::new(), server: Server::Any };
     let mut scan = Scanner::new(list);
     if scan.peek()? != Kind::Object {
         return Err(crate::json::NotJson);
     }
     scan.object(|scan, key| match key {
         b"data" => scan.array(|scan| {
-            let (target, llama_cpp) = model(scan)?;
-            listed.llama_cpp |= llama_cpp;
+            let (target, server) = model(scan)?;
+            if server != Server::Any {
+                listed.server = server;
+            }
             listed.targets.extend(target.filter(|_| listed.targets.len() < MAX_TARGETS));
             Ok(())
         }),
@@ -117,12 +127,18 @@ fn models(list: &[u8]) -> Scanned<Listed> {
     Ok(listed)
 }
 
-fn model(scan: &mut Scanner<'_>) -> Scanned<(Option<TargetInfo>, bool)> {
-    let (mut id, mut context, mut llama_cpp) = (None, None, false);
+fn model(scan: &mut Scanner<'_>) -> Scanned<(Option<TargetInfo>, Server)> {
+    let (mut id, mut context, mut server) = (None, None, Server::Any);
     scan.object(|scan, key| {
         match key {
             b"id" => id = scan.text()?.and_then(|id| id.get()),
-            b"owned_by" => llama_cpp = scan.text()?.is_some_and(|owner| owner.is("llamacpp")),
+            b"owned_by" => {
+                server = match scan.text()? {
+                    Some(owner) if owner.is("llamacpp") => Server::LlamaCpp,
+                    Some(owner) if owner.is("vllm") => Server::Vllm,
+                    Some(_) | None => Server::Any,
+                }
+            }
             // vLLM; OpenRouter and others; LM Studio.
             b"max_model_len" | b"context_length" | b"max_context_length" => {
                 let tokens = scan.count()?;
@@ -135,7 +151,7 @@ fn model(scan: &mut Scanner<'_>) -> Scanned<(Option<TargetInfo>, bool)> {
     })?;
     // A name that IOP can't carry is left out, not changed.
     let target = id.and_then(|id| Target::new(id).ok());
-    Ok((target.map(|target| TargetInfo::new(target).with_context_length(context)), llama_cpp))
+    Ok((target.map(|target| TargetInfo::new(target).with_context_length(context)), server))
 }
 
 /// llama.cpp's context length: what it runs with, else what the model was trained for.

@@ -1,6 +1,7 @@
 mod cancel;
 mod cases;
 mod discovery;
+mod probe;
 mod rules;
 
 use std::sync::Arc;

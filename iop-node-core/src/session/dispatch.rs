@@ -5,8 +5,7 @@ use std::sync::Arc;
 use iop_execution::execution::Emit;
 use iop_execution::{ExecutionFailure, FailureCode, FailureStage, ProviderContacted, RunEvent, TunnelFrame, Usage};
 use iop_wire::{
-    CloseCode, CommandRequest, CommandResponse, DispatchHead, Pong, RequestChunk, RunDispatch, RunKey, RunNumber,
-    ToEdge, ToNode, TunnelDispatch,
+    CloseCode, DispatchHead, Pong, RequestChunk, RunDispatch, RunKey, RunNumber, ToEdge, ToNode, TunnelDispatch,
 };
 use tokio::sync::oneshot;
 
@@ -15,9 +14,11 @@ use crate::body::{BodyStream, Inbox};
 use crate::drive::{Control, Entry, Stop, Work};
 use crate::journal::Opened;
 use crate::observe::{RunOutcome, RunPath};
+use crate::probe::Probe;
 use crate::state::admit::{Admitted, admit};
 use crate::state::emit::{Emitter, Output};
 use crate::state::runs::{ChunkStep, RunViolation};
+use crate::state::watchdog::{Limits, Watchdog};
 use crate::{run, tunnel};
 
 enum Request {
@@ -132,6 +133,7 @@ impl Session<'_> {
         let body_len = request.head().body_len;
         let inbox = Inbox::new(body_len == 0);
         let (stop, stopped) = oneshot::channel();
+        let (connected, gone) = oneshot::channel();
         let body = BodyStream {
             inbox: Arc::clone(&inbox),
             number,
@@ -140,14 +142,19 @@ impl Session<'_> {
             fault: self.fault.clone(),
         };
         let close_grace = admitted.adapter.close_grace();
-        self.runs.open(number, body_len, RunHandle { stop: Some(stop), inbox, close_grace });
+        self.runs.open(
+            number,
+            body_len,
+            RunHandle { stop: Some(stop), connected: Some(connected), inbox, close_grace },
+        );
         let path = request.path();
         match request {
             Request::Run(RunDispatch { head }) => {
                 let provider = Arc::clone(admitted.adapter.provider());
                 let stall_timeout = admitted.stall_timeout;
                 let entry = self.entry(&head, path);
-                let work = self.work(number, key, stopped, admitted, entry);
+                let control = Control::new(stopped, gone, admitted.deadline);
+                let work = self.work(&head, key, control, admitted, entry);
                 self.tasks.spawn(async move {
                     let outcome = run::execute(work, provider, head, stall_timeout, body).await;
                     Finished { number, path, outcome }
@@ -157,7 +164,8 @@ impl Session<'_> {
                 let provider = Arc::clone(admitted.adapter.provider());
                 let stall_timeout = admitted.stall_timeout;
                 let entry = self.entry(&dispatch.head, path);
-                let work = self.work(number, key, stopped, admitted, entry);
+                let control = Control::new(stopped, gone, admitted.deadline);
+                let work = self.work(&dispatch.head, key, control, admitted, entry);
                 self.tasks.spawn(async move {
                     let outcome = tunnel::execute(work, provider, dispatch, stall_timeout, body).await;
                     Finished { number, path, outcome }
@@ -168,20 +176,30 @@ impl Session<'_> {
 
     fn work<E: Output>(
         &self,
-        number: RunNumber,
+        head: &DispatchHead,
         key: RunKey,
-        stopped: oneshot::Receiver<Stop>,
+        control: Control,
         admitted: Admitted,
         entry: Entry,
     ) -> Work<E> {
+        let Admitted { adapter, permit, stall_timeout, deadline: _ } = admitted;
+        let (config, close_grace) = (adapter.config(), adapter.close_grace());
+        let limits = Limits::new(stall_timeout, config, close_grace, head.prompt_tokens_estimate);
         Work {
             outbox: self.outbox.clone(),
             key,
-            control: Control::new(stopped, admitted.deadline),
-            emitter: Emitter::new(number),
-            permit: admitted.permit,
-            close_grace: admitted.adapter.close_grace(),
-            cancel_policy: admitted.adapter.config().cancel_policy,
+            control,
+            emitter: Emitter::new(head.run),
+            permit: Some(permit),
+            watchdog: Watchdog::new(limits, config.cancel_policy, now()),
+            adapter: head.adapter.clone(),
+            probe: Probe {
+                provider: Arc::clone(adapter.provider()),
+                target: head.target.clone(),
+                observations: self.observations.clone(),
+            },
+            close_grace,
+            cancel_policy: config.cancel_policy,
             background: self.node.background.clone(),
             observer: Arc::clone(&self.node.observer),
             entry,
@@ -229,11 +247,5 @@ impl Session<'_> {
                     .map_err(|_| End::Close(CloseCode::ControlOverflow))
             }
         }
-    }
-
-    fn command(&self, request: CommandRequest) -> Result<(), End> {
-        let failure = ExecutionFailure::refused(FailureCode::Unsupported, "this Node answers no commands");
-        let CommandRequest { command_id, session_id, .. } = request;
-        self.control(ToEdge::CommandResponse(CommandResponse { command_id, session_id, outcome: Err(failure) }))
     }
 }

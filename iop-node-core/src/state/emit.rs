@@ -15,12 +15,13 @@
 use bytes::Bytes;
 use iop_execution::execution::Emit;
 use iop_execution::{
-    CancelReason, ExecutionFailure, FrameFlags, RunEvent, RunEventKind, ToolCallDelta, TunnelFrame, TunnelHead, Usage,
+    Activity, CancelReason, ExecutionFailure, FrameFlags, RunEvent, RunEventKind, ToolCallDelta, TunnelFrame,
+    TunnelHead, Usage, classify_event, classify_frame,
 };
 use iop_wire::limits::{MAX_CHUNK, MAX_DELTA, MAX_HEADER_BYTES, MAX_HEADERS};
 use iop_wire::{RunNumber, ToEdge};
 
-use crate::observe::RunOutcome;
+use crate::observe::{RunOutcome, RunPath};
 
 /// What can't be cut is larger than a message may be: the run must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +30,10 @@ pub struct Oversize;
 
 /// What a run of one kind emits, as the emitter sees it.
 pub trait Output: Emit + Sized {
+    /// Which wire it goes by.
+    const PATH: RunPath;
+    /// What it says about the life of its run (EXE-11).
+    fn activity(&self, event_stream: bool) -> Activity;
     /// How the run ended, if this is its terminal.
     fn outcome(&self) -> Option<RunOutcome>;
     /// Counts in it, as the provider reported them.
@@ -62,6 +67,12 @@ impl<T: Output> Emitter<T> {
     #[must_use]
     pub const fn new(number: RunNumber) -> Self {
         Self { number, sent: 0, rest: None, at: 0, event_stream: false, ended: false }
+    }
+
+    /// What the next item says about the life of the run.
+    #[must_use]
+    pub fn activity(&self, item: &T) -> Activity {
+        item.activity(self.event_stream)
     }
 
     /// Takes an item that is no terminal. Pop everything before the next one; what waits is replaced.
@@ -120,6 +131,12 @@ impl<T: Output> Emitter<T> {
 }
 
 impl Output for RunEvent {
+    const PATH: RunPath = RunPath::Run;
+
+    fn activity(&self, _: bool) -> Activity {
+        classify_event(self)
+    }
+
     fn usage(&self) -> Option<Usage> {
         self.usage
     }
@@ -203,6 +220,12 @@ impl Output for RunEvent {
 }
 
 impl Output for TunnelFrame {
+    const PATH: RunPath = RunPath::Tunnel;
+
+    fn activity(&self, event_stream: bool) -> Activity {
+        classify_frame(self, event_stream)
+    }
+
     fn usage(&self) -> Option<Usage> {
         match self {
             Self::Usage(usage) => Some(*usage),

@@ -1,40 +1,152 @@
-use iop_execution::testkit::{Script, ScriptedProvider};
-use iop_execution::{AdapterKey, FailureCode, Redacted, SessionId};
-use iop_wire::*;
+use std::time::Duration;
 
+use iop_execution::provider::TargetInfo;
+use iop_execution::testkit::{Script, ScriptedProvider};
+use iop_execution::{AdapterKey, Capabilities, FailureCode, Health, Redacted, SessionId, Target};
+use iop_wire::*;
+use tokio::time::Instant;
+
+use crate::stalls::fixtures::*;
 use crate::support::*;
 
+fn code(response: &CommandResponse) -> FailureCode {
+    match &response.outcome {
+        Err(failure) => failure.code,
+        Ok(result) => panic!("a failure expected, not {result:?}"),
+    }
+}
+
 #[tokio::test(start_paused = true)]
-async fn every_command_is_answered_unsupported_and_the_session_lives() {
-    // CMD-1, W14, EXE-3
+async fn capabilities_are_the_adapters_own_and_touch_no_backend() {
+    // CMD-2, EXE-2, EXE-3
+    let (mut node, calls) = scripted(Script::text("x"), Answer::Panic);
+    let mut conn = node.ready_with(ProviderConfig { wire: WireMode::Run, ..config() }).await;
+    conn.send(capabilities(7, "a", None, 0));
+    let response = conn.response().await;
+    assert_eq!((response.command_id, response.session_id), (7, Some(SessionId::new("s").unwrap())));
+    let Ok(CommandResult::Capabilities(result)) = response.outcome else { panic!() };
+    assert_eq!((result.adapter.as_str(), result.health), ("a", None));
+    assert!(result.capabilities.runs && !result.capabilities.tunnels, "the config forces runs");
+    assert_eq!((calls.counts().calls, calls.counts().probes), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_a_target_exactly_that_target_is_probed_beside_everything_else() {
+    // CMD-2, WDG-3, WDG-5: no place is taken, and the session goes on meanwhile
+    let (mut node, calls) = scripted_then(
+        Script::new().pause(),
+        Script::text("x"),
+        Answer::After(Duration::from_secs(2), Health::Available),
+    );
+    let mut conn = node.ready_with(ProviderConfig { capacity: 1, ..config() }).await;
+    conn.run(1).await;
+    let began = Instant::now();
+    conn.send(capabilities(1, "a", Some("t"), 0));
+    settle().await;
+    conn.send(ToNode::Command(CommandRequest {
+        command_id: 2,
+        session_id: None,
+        deadline_ms: 0,
+        command: NodeCommand::TransportStatus,
+    }));
+    let status = conn.response().await;
+    assert_eq!((status.command_id, status.outcome), (2, Ok(CommandResult::TransportStatus { active_runs: 1 })));
+    let response = conn.response().await;
+    assert_eq!(began.elapsed(), Duration::from_secs(2));
+    let health = observed(&response);
+    assert_eq!((health.target.as_str(), health.status), ("t", Health::Available));
+    assert_eq!(health.health_observation_seq.get(), 1);
+    calls.release();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_adapter_or_target_and_a_deadline_that_passes_use_no_number() {
+    // CMD-2, WDG-6, S04
+    let inner = ScriptedProvider::new(Script::text("x"))
+        .with_capabilities(Capabilities::runs_only().with_targets(vec![TargetInfo::new(Target::new("t").unwrap())]));
+    let (mut node, ()) = with_provider(inner, Answer::After(Duration::from_secs(2), Health::Unavailable));
+    let mut conn = node.ready().await;
+    for (id, adapter, target, deadline, want) in [
+        (1, "nobody", Some("t"), 0, FailureCode::UnknownAdapter),
+        (2, "nobody", None, 0, FailureCode::UnknownAdapter),
+        (3, "a", Some("other"), 0, FailureCode::UnknownTarget),
+        (4, "a", Some("t"), 1_999, FailureCode::DeadlineExceeded),
+    ] {
+        let began = Instant::now();
+        conn.send(capabilities(id, adapter, target, deadline));
+        let response = conn.response().await;
+        assert_eq!((response.command_id, code(&response)), (id, want));
+        assert_eq!(began.elapsed(), Duration::from_millis(deadline));
+    }
+    conn.send(capabilities(5, "a", Some("t"), 2_500));
+    let response = conn.response().await;
+    assert_eq!(
+        (observed(&response).status, observed(&response).health_observation_seq.get()),
+        (Health::Unavailable, 1)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_for_a_command_is_bounded_and_a_hung_one_is_unknown() {
+    // CMD-2, WDG-5
+    let (mut node, _) = scripted(Script::text("x"), Answer::Hang);
+    let mut conn = node.ready().await;
+    let began = Instant::now();
+    conn.send(capabilities(1, "a", Some("t"), 0));
+    let response = conn.response().await;
+    assert_eq!((observed(&response).status, began.elapsed()), (Health::Unknown, Duration::from_secs(5)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_probes_at_once_and_no_more() {
+    // CMD-1, WIR-9
+    let (mut node, calls) = scripted(Script::text("x"), Answer::Hang);
+    let mut conn = node.ready().await;
+    for id in 0..20 {
+        conn.send(capabilities(id, "a", Some("t"), 0));
+    }
+    for _ in 0..4 {
+        let response = conn.response().await;
+        assert_eq!(code(&response), FailureCode::Busy);
+    }
+    assert_eq!(calls.counts().probes, 16);
+    for _ in 0..16 {
+        assert_eq!(observed(&conn.response().await).status, Health::Unknown);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disconnect_ends_the_probes_of_commands() {
+    // WDG-6, NOD-5
+    let (mut node, _) = scripted(Script::text("x"), Answer::Hang);
+    let mut conn = node.ready_with(ProviderConfig { probe_timeout_ms: 60_000, ..config() }).await;
+    conn.send(capabilities(1, "a", Some("t"), 0));
+    settle().await;
+    let began = Instant::now();
+    drop(conn);
+    let mut conn = node.ready_with(ProviderConfig { probe_timeout_ms: 60_000, ..config() }).await;
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(conn.is_silent(Duration::from_secs(100)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_of_ollamas_own_api_is_unsupported_and_the_session_lives() {
+    // CMD-1, W14
     let (mut node, calls) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
     let mut conn = node.ready().await;
-    let adapter = AdapterKey::new("a").unwrap();
-    let session_id = Some(SessionId::new("s").unwrap());
-    for (at, command) in [
-        NodeCommand::TransportStatus,
-        NodeCommand::Capabilities { adapter: adapter.clone(), target: None },
-        NodeCommand::OllamaApi {
-            adapter,
+    conn.send(ToNode::Command(CommandRequest {
+        command_id: 3,
+        session_id: None,
+        deadline_ms: 1,
+        command: NodeCommand::OllamaApi {
+            adapter: AdapterKey::new("a").unwrap(),
             method: http::Method::DELETE,
             path: "/api/delete".into(),
             body: Redacted::default(),
         },
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let command_id = at as u64;
-        conn.send(ToNode::Command(CommandRequest {
-            command_id,
-            session_id: session_id.clone(),
-            deadline_ms: 1,
-            command,
-        }));
-        let ToEdge::CommandResponse(response) = conn.next().await else { panic!() };
-        assert_eq!((response.command_id, &response.session_id), (command_id, &session_id));
-        assert_eq!(response.outcome.unwrap_err().code, FailureCode::Unsupported);
-    }
+    }));
+    let response = conn.response().await;
+    assert_eq!((response.command_id, code(&response)), (3, FailureCode::Unsupported));
     assert_eq!(calls.counts().calls, 0);
     conn.run(1).await;
     assert_eq!(conn.rest(1).await.len(), 3);

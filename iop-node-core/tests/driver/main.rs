@@ -15,6 +15,7 @@ mod reconnect;
 mod refreshes;
 mod runs;
 mod shutdown;
+mod stalls;
 mod stops;
 mod support;
 mod violations;

@@ -12,7 +12,9 @@ use iop_execution::{
     AdapterKey, ExecutionFailure, NodeId, Provider, ProviderId, Redacted, RunEvent, RunEventKind, RunId, Target,
     TunnelFrame,
 };
-use iop_node_core::{Node, NodeBuilder, NodeError, NodeObserver, ReconnectPolicy, RunOutcome, RunPath, ServeEnd};
+use iop_node_core::{
+    Node, NodeBuilder, NodeError, NodeObserver, ReconnectPolicy, RunOutcome, RunPath, ServeEnd, StallObservation,
+};
 use iop_wire::link::memory::{MemoryConnector, MemoryListener, MemoryMode, memory_listener};
 use iop_wire::*;
 use tokio::sync::mpsc;
@@ -59,6 +61,16 @@ impl NodeObserver for Record {
     }
     fn read_out_ended(&self, cut: bool) {
         self.add(format!("read out ended cut={cut}"));
+    }
+    fn response_stalled(&self, stall: &StallObservation) {
+        self.add(format!(
+            "stalled {} {} {} {} {:?}",
+            stall.path.as_str(),
+            stall.provider_health,
+            stall.liveness_classification,
+            stall.ownership_close.as_str(),
+            stall.duration
+        ));
     }
     fn late_messages(&self, count: u64) {
         self.add(format!("late {count}"));
@@ -140,7 +152,7 @@ pub(crate) struct Conn {
     seq: u64,
     received: u64,
     /// What came while the test waited for something else.
-    stash: Vec<ToEdge>,
+    pub(crate) stash: Vec<ToEdge>,
     /// Answers pings and swallows pongs.
     pub(crate) answers_pings: bool,
     /// What HelloAck says.
@@ -181,7 +193,7 @@ impl Conn {
         self.receive().await
     }
 
-    async fn receive(&mut self) -> Option<ToEdge> {
+    pub(crate) async fn receive(&mut self) -> Option<ToEdge> {
         let patience = Instant::now() + FOREVER;
         loop {
             let item = timeout_at(patience, self.incoming.next()).await.expect("the Node says nothing any more")?;

@@ -41,10 +41,38 @@ async fn llama_cpp_tells_its_slots_and_its_real_context() {
     let models = list(r#"{"id":"gemma","owned_by":"llamacpp","meta":{"n_ctx_train":32768}}"#);
     let props = Answer::json(200, r#"{"default_generation_settings":{"n_ctx":2048},"total_slots":4}"#);
     let with = found(models.clone(), Some(props)).await;
-    assert_eq!(with.slots.map(NonZeroU32::get), Some(4));
+    assert_eq!((with.slots.map(NonZeroU32::get), with.server), (Some(4), Server::LlamaCpp));
     assert_eq!(with.targets[0].context_length, Some(2048));
     let without = found(models, Some(Answer::json(404, "{}"))).await;
     assert_eq!((without.slots, without.targets[0].context_length), (None, Some(32768)));
+}
+
+#[tokio::test]
+async fn a_server_is_known_by_the_owner_of_its_models() {
+    // ADP-1, BIN-1
+    for (models, want) in [
+        (r#"{"id":"a"},{"id":"m","owned_by":"vllm","max_model_len":4}"#, Server::Vllm),
+        (r#"{"id":"m","owned_by":"library"}"#, Server::Any),
+        (r#"{"id":"m","owned_by":null}"#, Server::Any),
+    ] {
+        assert_eq!(found(list(models), None).await.server, want, "{models}");
+    }
+}
+
+#[tokio::test]
+async fn a_llama_cpp_by_config_is_asked_for_its_slots_whatever_its_list_says() {
+    // LEA-8
+    let props = Answer::json(200, r#"{"total_slots":3}"#);
+    let backend = ScriptedBackend::builder()
+        .route("GET", "/v1/models", list(r#"{"id":"m"}"#))
+        .route("GET", "/props", props)
+        .start()
+        .await
+        .unwrap();
+    let config = OpenAiCompatConfig::new(backend.base_url()).with_server(Server::LlamaCpp);
+    let adapter = OpenAiCompat::new(config).unwrap();
+    adapter.start().await.unwrap();
+    assert_eq!(adapter.capabilities().max_concurrency.map(NonZeroU32::get), Some(3));
 }
 
 #[tokio::test]
@@ -61,15 +89,6 @@ async fn lists_are_bounded_and_bad_ones_change_nothing() {
     {
         assert_eq!(found(bad, None).await, Discovery::default());
     }
-}
-
-#[tokio::test]
-async fn a_probe_that_has_no_proof_says_unknown() {
-    // ADP-2: health endpoints lie
-    let backend = ScriptedBackend::with_all_cases().await.unwrap();
-    let adapter = adapter(&backend);
-    assert_eq!(adapter.probe_health(&target("ok")).await, Health::Unknown);
-    assert_eq!(adapter.probe_health(&target("no such model")).await, Health::Unknown);
 }
 
 /// The way to a server that is replaced by another one, or goes away.

@@ -30,21 +30,34 @@ async fn server(answer: &'static str) -> (String, tokio::task::JoinHandle<String
 async fn what_answers_is_told_apart() {
     // BIN-1
     let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
-    let cases: [(String, Found); 6] = [
+    let list = |models: &str| format!("{head}\r\n{{\"object\":\"list\",\"data\":[{models}]}}");
+    let cases: [(String, Found, &str); 9] = [
         (
-            format!("{head}\r\n{{\"object\":\"list\",\"data\":[{{\"id\":\"a\",\"x\":1}},{{\"id\":\"b/c:1\"}}]}}"),
+            list("{\"id\":\"a\",\"x\":1},{\"id\":\"b/c:1\"}"),
             Found::Backend(vec!["a".to_owned(), "b/c:1".to_owned()]),
+            "openai_compat",
         ),
-        (format!("{head}x-iop-edge: 1\r\n\r\n{{\"data\":[]}}"), Found::Iop),
-        (format!("{head}\r\n<html>"), Found::Other("lists no models".to_owned())),
-        ("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned(), Found::Other("answered 404".to_owned())),
-        ("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".to_owned(), Found::Unauthorized),
-        ("SSH-2.0-OpenSSH\r\n".to_owned(), Found::Nothing),
+        (list("{\"id\":\"a\",\"owned_by\":\"vllm\"}"), Found::Backend(vec!["a".to_owned()]), "vllm"),
+        (list("{\"id\":\"a\",\"owned_by\":\"llamacpp\"}"), Found::Backend(vec!["a".to_owned()]), "llama_cpp"),
+        (
+            format!("{head}server: llama.cpp\r\n\r\n{{\"data\":[{{\"id\":\"a\",\"owned_by\":7}}]}}"),
+            Found::Backend(vec!["a".to_owned()]),
+            "llama_cpp",
+        ),
+        (format!("{head}x-iop-edge: 1\r\n\r\n{{\"data\":[]}}"), Found::Iop, "openai_compat"),
+        (format!("{head}\r\n<html>"), Found::Other("lists no models".to_owned()), "openai_compat"),
+        (
+            "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned(),
+            Found::Other("answered 404".to_owned()),
+            "openai_compat",
+        ),
+        ("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".to_owned(), Found::Unauthorized, "openai_compat"),
+        ("SSH-2.0-OpenSSH\r\n".to_owned(), Found::Nothing, "openai_compat"),
     ];
-    for (answer, expected) in cases {
+    for (answer, expected, kind) in cases {
         let (url, _server) = server(Box::leak(answer.into_boxed_str())).await;
         let probed = probe_all(vec![("x".to_owned(), url)]).await;
-        assert_eq!(probed[0].found, expected);
+        assert_eq!((&probed[0].found, probed[0].kind), (&expected, kind));
     }
 }
 
