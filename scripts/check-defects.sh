@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whether the tests find what they are for: applies each patch of tests/defects to a copy of the tree, plays the fixed seeds and
-# some random ones in the simulator, and expects one to fail. A patch that says "Found by: cargo test ..." is looked for with that
-# command instead. With --units it also runs the engine's own tests. Usage:
+# some random ones in the simulator, and expects one to fail. A patch that says "Found by: cargo test ..." is looked for with
+# that command instead. With --units it also runs the engine's own tests. Usage:
 #   scripts/check-defects.sh [--units] [name ...]
 set -u
 cd "$(dirname "$0")/.." || exit 1

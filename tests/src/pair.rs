@@ -77,6 +77,12 @@ impl PairProvider {
     }
 }
 
+/// The surface as these tests want it, unless they are about recovery: what happens to one attempt is what the client sees.
+#[must_use]
+pub fn one_attempt() -> OpenAiConfig {
+    OpenAiConfig::default().with_recovery(0, Duration::ZERO)
+}
+
 /// What a pair shall be.
 #[derive(Debug)]
 pub struct PairPlan {
@@ -94,7 +100,7 @@ impl PairPlan {
     /// These providers, over links that encode and decode every message.
     #[must_use]
     pub fn new(providers: Vec<PairProvider>) -> Self {
-        Self { providers, mode: MemoryMode::Encoded, queue: QueueDefaults::default(), openai: OpenAiConfig::default() }
+        Self { providers, mode: MemoryMode::Encoded, queue: QueueDefaults::default(), openai: one_attempt() }
     }
 
     /// With values passed as they are.

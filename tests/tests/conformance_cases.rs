@@ -20,7 +20,7 @@ use iop_edge_core::openai::{OpenAiConfig, ResponseModel};
 use iop_execution::testkit::ScriptedBackend;
 use iop_execution::testkit::cases::{CaseEnd, ChatCase, Expected, chat_case, chat_cases};
 use iop_tests::answer::{Outcome, read};
-use iop_tests::pair::{Pair, PairPlan, PairProvider};
+use iop_tests::pair::{Pair, PairPlan, PairProvider, one_attempt};
 use iop_tests::wire_client::{PATIENCE, Request};
 use serde_json::json;
 use tokio::time::timeout;
@@ -99,7 +99,7 @@ fn verdict(name: &str, expected: Expected, came: &Came) -> Option<String> {
 
 async fn every_case(run: bool) {
     let backend = ScriptedBackend::with_all_cases().await.unwrap();
-    let pair = pair(&backend, run, OpenAiConfig::default()).await;
+    let pair = pair(&backend, run, one_attempt()).await;
     let cases = chat_cases();
     assert_eq!(cases.len(), 87);
     let asked = cases.iter().flat_map(|case| [(case, true), (case, false)]);
@@ -139,7 +139,7 @@ async fn every_answer_by_run_is_the_right_text_or_a_typed_error() {
 async fn a_tunnel_gives_the_provider_s_own_bytes_when_nothing_needs_an_edit() {
     // API-10: with usage asked for and the target's own name, not a byte differs
     let backend = ScriptedBackend::with_all_cases().await.unwrap();
-    let config = OpenAiConfig::default().with_response_model(ResponseModel::Target);
+    let config = one_attempt().with_response_model(ResponseModel::Target);
     let pair = pair(&backend, false, config).await;
     for name in ["ok", "crlf", "comments", "multiline_data", "utf8_split"] {
         let provider: Bytes = chat_case(name).unwrap().answer.body();

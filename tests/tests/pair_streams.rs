@@ -15,7 +15,7 @@ use iop_execution::testkit::cases::full_answer;
 use iop_execution::testkit::{Script, ScriptHandle, ScriptedProvider};
 use iop_execution::{FailureStage, FinishReason, FrameFlags, Provider, ProviderError, Target, ToolCallDelta, Usage};
 use iop_tests::answer::{Outcome, event_json, read};
-use iop_tests::pair::{Pair, PairPlan, PairProvider};
+use iop_tests::pair::{Pair, PairPlan, PairProvider, one_attempt};
 use iop_tests::wire_client::{Answer, Request};
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ fn target(name: &str) -> Target {
 
 /// One provider by tunnel (`tunnel…`) and one by run (`run…`), which follow the same script.
 async fn pair(script: Script, direct: bool) -> (Pair, ScriptHandle, ScriptHandle) {
-    pair_with(script.clone(), script, OpenAiConfig::default(), direct).await
+    pair_with(script.clone(), script, one_attempt(), direct).await
 }
 
 async fn pair_with(
@@ -102,7 +102,7 @@ async fn every_chunk_of_a_stream_has_one_id_one_time_and_the_public_model() {
 #[tokio::test(start_paused = true)]
 async fn the_target_s_own_name_stays_if_the_config_says_so() {
     // API-10
-    let config = OpenAiConfig::default().with_response_model(ResponseModel::Target);
+    let config = one_attempt().with_response_model(ResponseModel::Target);
     let (pair, ..) = pair_with(Script::text("a"), Script::text("a"), config, false).await;
     let chunks = event_json(&pair.ask(&Request::chat("tunnel", true)).await.body());
     assert!(!chunks.is_empty() && chunks.iter().all(|chunk| chunk["model"] == "m"), "{chunks:?}");

@@ -124,6 +124,14 @@ impl OpenAiConfig {
         self
     }
 
+    /// With this many attempts after the first, and comments for clients that wait after this time (zero = never).
+    #[must_use]
+    pub const fn with_recovery(mut self, max_extra_attempts: u32, keepalive_after: Duration) -> Self {
+        self.max_extra_attempts = max_extra_attempts;
+        self.keepalive_after = keepalive_after;
+        self
+    }
+
     /// With this hard deadline; zero is none.
     #[must_use]
     pub fn with_request_deadline(mut self, deadline: Option<Duration>) -> Self {
