@@ -14,7 +14,9 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use iop_edge_core::api::{CancelRun, Engine as _};
 use iop_edge_core::catalog::Strategy;
-use iop_edge_core::snapshot::{EdgeSnapshot, GroupSnapshot, NodeSnapshot, ProviderSnapshot, RunSnapshot, Status};
+use iop_edge_core::snapshot::{
+    EdgeSnapshot, GroupSnapshot, NodeSnapshot, ProviderHealth, ProviderSnapshot, RunSnapshot, Status,
+};
 use iop_execution::{NodeId, RunId};
 use serde::Serialize;
 use tokio::time::Instant;
@@ -137,6 +139,7 @@ fn count_providers(snapshot: &EdgeSnapshot) -> ProviderCounts {
         counts.configured += 1;
         counts.ready += usize::from(provider.status == Status::Ready);
         counts.cooling += usize::from(provider.cooling.is_some());
+        counts.unhealthy += usize::from(provider.health == ProviderHealth::Unavailable);
         counts.places += u64::from(provider.effective.capacity);
         counts.in_use += u64::from(provider.in_use.in_use());
         counts.quarantined += u64::from(provider.in_use.quarantined);
