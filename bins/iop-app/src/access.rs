@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use iop_edge_core::openai::{RequestObserver, RequestRecord};
+use iop_edge_core::openai::{LivenessObservation, RequestObserver, RequestRecord};
 
+use crate::liveness::log_recovery;
 use crate::metrics::EdgeMetrics;
 use crate::telemetry::ACCESS_TARGET;
 
@@ -51,5 +52,10 @@ impl RequestObserver for AccessLog {
             input_tokens = usage.and_then(|usage| usage.input_tokens),
             output_tokens = usage.and_then(|usage| usage.output_tokens),
         );
+    }
+
+    fn liveness(&self, observation: &LivenessObservation) {
+        self.metrics.liveness(observation);
+        log_recovery(observation);
     }
 }

@@ -16,6 +16,7 @@ use crate::access::AccessLog;
 use crate::admin::{Admin, router};
 use crate::lifecycle;
 use crate::listener::HttpListener;
+use crate::liveness::HealthLog;
 use crate::metrics::{EdgeMetrics, Gauges, ModelGauge, NodeGauge, ProviderGauge};
 use crate::shutdown::{DRAIN, Shutdown};
 use crate::track::{Inflight, Tracked};
@@ -37,7 +38,7 @@ impl EdgeRuntime {
     #[must_use]
     pub fn start(catalog: Catalog, edge_id: &str, openai: OpenAiConfig) -> Self {
         let metrics = EdgeMetrics::new();
-        let edge = Edge::builder(catalog).edge_id(edge_id).observer(Arc::new(metrics.clone())).build();
+        let edge = Edge::builder(catalog).edge_id(edge_id).observer(Arc::new(HealthLog::new(metrics.clone()))).build();
         tokio::spawn(edge.drive());
         tokio::spawn(lifecycle::log(edge.clone()));
         let inflight = Inflight::new(metrics.inflight().clone());

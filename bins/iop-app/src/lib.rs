@@ -8,7 +8,7 @@
 //! | [`edge_runtime`], [`reload`] | how an Edge lives in a process, how it takes a new config, and how it ends |
 //! | [`operate`] | how `iop` asks a running Edge, and how the answers look |
 //! | [`listener`], [`track`] | what a client may cost; when its request is over |
-//! | [`admin`], [`metrics`], [`node_metrics`], [`access`], [`lifecycle`], [`telemetry`] | what operators see and do |
+//! | [`admin`], [`metrics`], [`node_metrics`], [`access`], [`liveness`], [`lifecycle`], [`telemetry`] | what operators see and do |
 //! | [`tls`], [`certs`] | certificates |
 //! | [`adapters`] | which adapter runs which backend |
 //! | [`shutdown`], [`exit`], [`term`] | how a process ends, and how it talks |
@@ -24,6 +24,7 @@ pub mod exit;
 pub mod init;
 pub mod lifecycle;
 pub mod listener;
+pub mod liveness;
 pub mod metrics;
 pub mod node_metrics;
 pub mod operate;
@@ -33,6 +34,7 @@ pub mod serve_node;
 pub mod shutdown;
 pub mod telemetry;
 pub mod term;
+mod timers;
 pub mod tls;
 pub mod track;
 pub mod up;
@@ -43,3 +45,5 @@ mod testdir;
 mod testfleet;
 #[cfg(test)]
 mod testhttp;
+#[cfg(test)]
+mod testlog;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use iop_edge_core::observe::{Observation, Observer};
-use iop_edge_core::openai::{RequestObserver, RequestRecord};
+use iop_edge_core::openai::{LivenessObservation, RequestObserver, RequestRecord};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -49,6 +49,28 @@ struct NodeLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EvidenceLabels {
+    source: &'static str,
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TransitionLabel {
+    to: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EligibilityLabels {
+    decision: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -151,6 +173,10 @@ pub struct EdgeMetrics {
     violations: Family<Kind, Counter>,
     receipt: Histogram,
     pool_exhausted: Counter,
+    evidence: Family<EvidenceLabels, Counter>,
+    transitions: Family<TransitionLabel, Counter>,
+    eligibility: Family<EligibilityLabels, Counter>,
+    recoveries: Family<OutcomeLabel, Counter>,
 }
 
 impl Default for EdgeMetrics {
@@ -203,6 +229,10 @@ impl EdgeMetrics {
             violations: Family::default(),
             receipt: Histogram::new(SECONDS),
             pool_exhausted: Counter::default(),
+            evidence: Family::default(),
+            transitions: Family::default(),
+            eligibility: Family::default(),
+            recoveries: Family::default(),
         };
         let mut registry = Registry::with_prefix("iop");
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -262,8 +292,33 @@ impl EdgeMetrics {
         registry.register("violations", "Breaches of the protocol by Nodes", all.violations.clone());
         registry.register_with_unit("dispatch_receipt", "From dispatch to receipt", Unit::Seconds, all.receipt.clone());
         registry.register("receive_pool_exhausted", "Runs cancelled for lack of buffer", all.pool_exhausted.clone());
+        all.register_liveness(&mut registry);
         all.registry = Arc::new(registry);
         all
+    }
+
+    /// Their labels are closed: they name nobody (OBS-4).
+    fn register_liveness(&self, registry: &mut Registry) {
+        registry.register(
+            "edge_provider_health_evidence",
+            "Evidence about the health of providers",
+            self.evidence.clone(),
+        );
+        registry.register(
+            "edge_provider_health_transitions",
+            "Providers that evidence took out of admission or put back",
+            self.transitions.clone(),
+        );
+        registry.register(
+            "edge_liveness_recovery_eligibility",
+            "Failures that another attempt could help with",
+            self.eligibility.clone(),
+        );
+        registry.register(
+            "edge_liveness_recovery_results",
+            "Requests with such a failure that ended",
+            self.recoveries.clone(),
+        );
     }
 
     /// The gauge of requests being answered.
@@ -366,6 +421,18 @@ impl RequestObserver for EdgeMetrics {
             self.edits.get_or_create(&Kind { kind: edit.as_str() }).inc_by(count.into());
         }
     }
+
+    fn liveness(&self, observation: &LivenessObservation) {
+        match observation {
+            LivenessObservation::Considered { decision, reason } => {
+                let labels = EligibilityLabels { decision: decision.as_str(), reason: reason.as_str() };
+                self.eligibility.get_or_create(&labels).inc();
+            }
+            LivenessObservation::Ended { outcome } => {
+                self.recoveries.get_or_create(&OutcomeLabel { outcome: outcome.as_str() }).inc();
+            }
+        }
+    }
 }
 
 impl Observer for EdgeMetrics {
@@ -403,6 +470,13 @@ impl Observer for EdgeMetrics {
                 self.pushes.get_or_create(&ResultLabel { result }).inc();
             }
             Observation::Waited { outcome, .. } => count(&self.waits, outcome.as_str()),
+            Observation::HealthEvidence { source, result } => {
+                let labels = EvidenceLabels { source: source.as_str(), result: result.as_str() };
+                self.evidence.get_or_create(&labels).inc();
+            }
+            Observation::HealthTransition { to } => {
+                self.transitions.get_or_create(&TransitionLabel { to: to.as_str() }).inc();
+            }
             Observation::LateMessage => {
                 self.late.inc();
             }

@@ -17,6 +17,7 @@ use crate::config::link::LinkConfig;
 use crate::config::{EdgeConfig, LoadedEdge, Problems, Severity};
 use crate::edge_runtime::EdgeRuntime;
 use crate::exit::Failure;
+use crate::timers;
 
 #[cfg(test)]
 mod tests;
@@ -222,6 +223,7 @@ impl Reloader {
         self.0.runtime.replace_openai(openai);
         self.0.key.replace(key);
         self.0.runtime.metrics().config_revision(revision);
+        timers::log(Some(&state.loaded.config), &loaded.config);
         state.loaded = loaded;
         state.revision = revision;
         Ok(Reloaded { change, settings, warnings: problems })
@@ -269,6 +271,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         models,
         queue,
         health,
+        recovery,
         request_deadline_ms,
         response_model,
         limits: LimitsConfig { request_body_bytes, connections, connections_per_address },
@@ -299,6 +302,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         ("admin", old.admin != *admin),
         ("queue", old.queue != *queue),
         ("health", old.health != *health),
+        ("recovery", old.recovery != *recovery),
         ("request_deadline_ms", old.request_deadline_ms != *request_deadline_ms),
         ("response_model", old.response_model != *response_model),
         ("limits.request_body_bytes", old.limits.request_body_bytes != *request_body_bytes),

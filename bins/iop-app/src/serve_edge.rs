@@ -15,7 +15,7 @@ use crate::listener::{HttpListener, Limits};
 use crate::reload::{FIRST_REVISION, Reloader};
 use crate::shutdown::{Hangup, Shutdown};
 use crate::term::say;
-use crate::tls;
+use crate::{timers, tls};
 
 #[cfg(test)]
 mod tests;
@@ -74,6 +74,7 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
     let catalog = loaded.catalog(created, FIRST_REVISION)?;
     let key = AdminKey::new(loaded.admin_key()?);
     let runtime = EdgeRuntime::start(catalog, config.edge_id(), loaded.openai()?);
+    timers::log(None, config);
     let reloader = Reloader::new(loaded.clone(), created, runtime.clone(), key.clone());
 
     let limits = Limits {

@@ -10,6 +10,10 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Target of the access log (OPS-2).
 pub const ACCESS_TARGET: &str = "iop::access";
+/// Target of the log of health evidence (OBS-2).
+pub const HEALTH_TARGET: &str = "iop::health";
+/// Target of the log of recovery (OBS-3).
+pub const RECOVERY_TARGET: &str = "iop::recovery";
 /// Filter when nobody names one.
 pub const DEFAULT_FILTER: &str = "info";
 /// Variable that names a filter.

@@ -202,6 +202,7 @@ pub async fn start(options: &UpOptions, shutdown: Shutdown) -> Result<Up, Failur
     if demo {
         records.push(record(DEMO, None, None));
     }
+    crate::timers::log_providers(&records);
     let (catalog, token) = catalog(&records)?;
     let keys = match &access {
         Access::Open => ApiKeys::open(),
@@ -370,6 +371,9 @@ fn record(id: &str, backend: Option<(&str, &str)>, auth: Option<&AuthReference>)
         long_capacity: None,
         targets: Vec::new(),
         response_stall_timeout_ms: 0,
+        first_response_timeout_ms: 0,
+        first_response_per_1k_prompt_ms: 0,
+        probe_timeout_ms: 0,
         close_grace_ms: 0,
         terminal_linger_ms: 0,
         cancel_policy: crate::config::edge::CancelPolicyConfig::Abort,

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use iop_edge_core::catalog::{RetryCause, RetryOn};
 use serde::Deserialize;
 
 use super::problem::Problems;
@@ -15,7 +16,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use table::{EDGE, KINDS, STRATEGIES};
+pub use table::{EDGE, KINDS, RETRY_CAUSES, STRATEGIES};
 
 /// Port of the OpenAI listener.
 pub const OPENAI_PORT: u16 = 8180;
@@ -46,6 +47,8 @@ pub struct EdgeConfig {
     pub queue: QueueConfig,
     /// When Nodes count as failing.
     pub health: HealthConfig,
+    /// Further attempts of requests that failed before content.
+    pub recovery: RecoveryConfig,
     /// Hard limit for a whole request in milliseconds; 0 = none.
     pub request_deadline_ms: u64,
     /// Name of the model in answers.
@@ -235,6 +238,15 @@ pub struct ProviderRecord {
     /// Stall timeout in milliseconds; 0 = default.
     #[serde(default)]
     pub response_stall_timeout_ms: u64,
+    /// Longer time up to the first progress, in milliseconds; 0 = the stall timeout.
+    #[serde(default)]
+    pub first_response_timeout_ms: u64,
+    /// What each 1 000 estimated prompt tokens add to it, in milliseconds.
+    #[serde(default)]
+    pub first_response_per_1k_prompt_ms: u64,
+    /// Time for the probe after a stall, in milliseconds; 0 = default.
+    #[serde(default)]
+    pub probe_timeout_ms: u64,
     /// Close grace in milliseconds; 0 = default.
     #[serde(default)]
     pub close_grace_ms: u64,
@@ -379,6 +391,8 @@ pub struct ModelRecord {
     pub max_waiting: Option<u32>,
     /// Longest wait in milliseconds; none = `queue.timeout_ms`.
     pub queue_timeout_ms: Option<u64>,
+    /// Failures that another attempt may follow; none = `recovery.retry_on`.
+    pub retry_on: Option<RetryList>,
 }
 
 /// How a candidate is chosen.
@@ -432,11 +446,49 @@ impl Default for QueueConfig {
 pub struct HealthConfig {
     /// How long a suspect may stay silent before its uncommitted requests are withdrawn, in milliseconds; 0 = for ever.
     pub suspicion_withdraw_ms: u64,
+    /// Time for the receipt of a dispatch, in milliseconds.
+    pub dispatch_ack_timeout_ms: u64,
 }
 
 impl Default for HealthConfig {
     fn default() -> Self {
-        Self { suspicion_withdraw_ms: 10_000 }
+        Self { suspicion_withdraw_ms: 10_000, dispatch_ack_timeout_ms: 2_000 }
+    }
+}
+
+/// Further attempts of requests that failed before content.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecoveryConfig {
+    /// Attempts after the first one.
+    pub max_extra_attempts: u32,
+    /// Failures that another attempt may follow; none = the engine's default.
+    pub retry_on: Option<RetryList>,
+    /// When a streaming client that waits is shown that somebody is there, in milliseconds; 0 = never.
+    pub keepalive_after_ms: u64,
+}
+
+impl Default for RecoveryConfig {
+    fn default() -> Self {
+        Self { max_extra_attempts: 2, retry_on: None, keepalive_after_ms: 20_000 }
+    }
+}
+
+/// Failures that another attempt may follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Vec<String>")]
+pub struct RetryList(pub RetryOn);
+
+impl TryFrom<Vec<String>> for RetryList {
+    type Error = String;
+
+    fn try_from(words: Vec<String>) -> Result<Self, String> {
+        let cause = |word: &String| {
+            let cause = RetryCause::ALL.iter().copied().find(|cause| cause.as_str() == word);
+            cause.ok_or_else(|| format!("`{}` is no cause for another attempt", word.escape_debug()))
+        };
+        let causes: Vec<_> = words.iter().map(cause).collect::<Result<_, _>>()?;
+        Ok(Self(RetryOn::of(&causes)))
     }
 }
 

@@ -20,6 +20,8 @@ pub enum Kind {
     Bool,
     /// One word of a list.
     Choice(&'static [&'static str]),
+    /// One word of a list all of which is told to whoever writes another one.
+    Closed(&'static Closed),
     /// `sha256:` and 64 hex digits, or a reference to a place that holds that.
     Hash,
     /// A whole number in a range.
@@ -46,6 +48,15 @@ pub enum Kind {
     Text,
     /// The 8 letters and digits that name a token.
     TokenId,
+}
+
+/// A list of words, and what is said of words that can't be in it.
+#[derive(Debug, Clone, Copy)]
+pub struct Closed {
+    /// The words.
+    pub words: &'static [&'static str],
+    /// Words that somebody may look for in vain, and why.
+    pub never: &'static [(&'static str, &'static str)],
 }
 
 /// One key of a mapping.
@@ -82,10 +93,8 @@ pub(crate) const fn required(name: &'static str, kind: Kind, doc: &'static str) 
 
 /// Keys of later versions, so that a config of one is told what it has rather than that it is misspelt: what it is in, the
 /// key, what to do.
-const NOT_YET: &[(&str, &str, &str)] = &[
-    ("the config", "recovery", "take it out: a request has one attempt"),
-    ("a TLS pair", "client_ca", "take it out: Nodes prove themselves by their token"),
-];
+const NOT_YET: &[(&str, &str, &str)] =
+    &[("a TLS pair", "client_ca", "take it out: Nodes prove themselves by their token")];
 
 /// Checks a file against its table, and reports everything that is wrong. Text of the form `${NAME}` is replaced from
 /// the environment in place first.
@@ -188,6 +197,7 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
                 problems.error(at, message, did_you_mean(text, words));
             }
         }
+        (Kind::Closed(list), Value::Text(text)) => list.check(text, name, at, problems),
         (Kind::Hash, Value::Text(text)) => secret::check_hash(text, name, at, problems),
         (Kind::Reference, Value::Text(text)) => secret::check_reference(text, name, at, problems),
         (Kind::Text, Value::Text(text)) => check_text(text, name, at, problems),
@@ -197,13 +207,17 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
                 problems.error(at, format!("`{name}` is no token id"), Some(hint));
             }
         }
-        (Kind::Text | Kind::Choice(_) | Kind::TokenId, other @ (Value::Int(_) | Value::Float(_) | Value::Bool(_))) => {
+        (
+            Kind::Text | Kind::Choice(_) | Kind::Closed(_) | Kind::TokenId,
+            other @ (Value::Int(_) | Value::Float(_) | Value::Bool(_)),
+        ) => {
             wrong(problems, "text", other, Some("put it in quotes".to_owned()));
         }
         (
             Kind::Address
             | Kind::AddressOr(_)
             | Kind::Choice(_)
+            | Kind::Closed(_)
             | Kind::Hash
             | Kind::Reference
             | Kind::Text
@@ -212,6 +226,19 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
         ) => {
             wrong(problems, "text", other, None);
         }
+    }
+}
+
+impl Closed {
+    fn check(&self, text: &str, name: &str, at: super::problem::Position, problems: &mut Problems) {
+        if self.words.contains(&text) {
+            return;
+        }
+        let message = match self.never.iter().find(|(word, _)| *word == text) {
+            Some((word, why)) => format!("`{name}` never holds `{word}`: {why}"),
+            None => format!("`{name}` can't hold `{}`", text.escape_debug()),
+        };
+        problems.error(at, message, Some(format!("it may hold: {}", self.words.join(", "))));
     }
 }
 
@@ -272,6 +299,7 @@ fn kind_schema(kind: &Kind) -> serde_json::Value {
         Kind::AutoOr(inner) => json!({"anyOf": [{"const": "auto"}, kind_schema(inner)]}),
         Kind::Bool => json!({"type": "boolean"}),
         Kind::Choice(words) => json!({"enum": words}),
+        Kind::Closed(list) => json!({"enum": list.words}),
         Kind::Hash => json!({"type": "string", "pattern": "^(sha256:[0-9a-f]{64}|\\$\\{.+\\}|file:.+)$"}),
         Kind::Integer { min, max } if *max == u64::MAX => json!({"type": "integer", "minimum": min}),
         Kind::Integer { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),

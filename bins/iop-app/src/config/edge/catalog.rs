@@ -72,10 +72,10 @@ impl ProviderRecord {
             long_capacity: self.long_capacity.unwrap_or(0),
             targets: targets.map_err(bad)?,
             response_stall_timeout_ms: self.response_stall_timeout_ms,
-            first_response_timeout_ms: 0,
-            stall_per_1k_prompt_ms: 0,
+            first_response_timeout_ms: self.first_response_timeout_ms,
+            stall_per_1k_prompt_ms: self.first_response_per_1k_prompt_ms,
             close_grace_ms: self.close_grace_ms,
-            probe_timeout_ms: 0,
+            probe_timeout_ms: self.probe_timeout_ms,
             terminal_linger_ms: self.terminal_linger_ms,
             cancel_policy: match self.cancel_policy {
                 CancelPolicyConfig::Abort => CancelPolicy::Abort,
@@ -120,6 +120,7 @@ impl LoadedEdge {
         model.long_context_threshold = group.long_context_threshold;
         model.strategy = group.strategy.or(queue.strategy).map(Into::into);
         model.absence_grace = Duration::from_millis(group.absence_grace_ms);
+        model.retry_on = group.retry_on.map(|list| list.0);
         Ok(model)
     }
 
@@ -128,14 +129,17 @@ impl LoadedEdge {
     /// # Errors
     /// [`Failure`] with exit code 2.
     pub fn catalog(&self, created: u64, revision: u64) -> Result<Catalog, Failure> {
-        let (queue, withdraw) = (&self.config.queue, self.config.health.suspicion_withdraw_ms);
+        let (queue, health, recovery) = (&self.config.queue, &self.config.health, &self.config.recovery);
+        let withdraw = health.suspicion_withdraw_ms;
         let mut catalog = Catalog::builder()
             .created(created)
             .revision(revision)
             .queue(queue.defaults())
             .auto_strategy(queue.strategy.map(Into::into))
             .models_auto(self.config.models.is_auto())
-            .suspicion_withdraw((withdraw > 0).then(|| Duration::from_millis(withdraw)));
+            .suspicion_withdraw((withdraw > 0).then(|| Duration::from_millis(withdraw)))
+            .dispatch_ack_timeout(Duration::from_millis(health.dispatch_ack_timeout_ms))
+            .retry_on(recovery.retry_on.map(|list| list.0).unwrap_or_default());
         for node in &self.config.nodes {
             catalog = catalog.node(self.node(node)?);
         }
@@ -194,6 +198,8 @@ impl LoadedEdge {
                 ResponseModelConfig::Target => ResponseModel::Target,
             })
             .with_request_deadline(Some(deadline));
+        openai.max_extra_attempts = self.config.recovery.max_extra_attempts;
+        openai.keepalive_after = Duration::from_millis(self.config.recovery.keepalive_after_ms);
         openai.max_body_bytes = usize::try_from(self.config.limits.request_body_bytes).unwrap_or(usize::MAX);
         Ok(openai)
     }

@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use iop_adapters::http::{InvalidOrigin, Origin};
+use iop_execution::StallTimeout;
 
-use super::table::MIN_SUSPICION_WITHDRAW_MS;
+use super::table::{MIN_PROBE_MS, MIN_STALL_MS, MIN_SUSPICION_WITHDRAW_MS};
 use super::{ADMIN_PORT, Listener, NODES_PORT, OPENAI_PORT};
 use crate::config::exposure::{Exposed, Protection, exposed, is_loopback};
 use crate::config::problem::{Position, Problems, did_you_mean};
@@ -22,6 +23,7 @@ pub(super) fn cross(tree: &Tree, base: &Path, problems: &mut Problems) {
     keys(tree, base, problems);
     admin(tree, base, problems);
     health(tree, problems);
+    recovery(tree, problems);
     tls_files(tree, base, problems);
     listeners(tree, problems);
 }
@@ -113,17 +115,37 @@ fn one_provider(provider: &Tree, problems: &mut Problems) {
         }
         (Some(_), None) => {}
     }
-    if let Some((1..=999, at)) = provider.int("response_stall_timeout_ms") {
-        problems.error(
-            at,
-            "`response_stall_timeout_ms` must be 0 or at least 1000",
-            Some("it is in milliseconds".to_owned()),
-        );
-    }
+    timers(provider, problems);
     if let (Some((long, at)), Some((all, _))) = (provider.int("long_capacity"), provider.int("capacity"))
         && long > all
     {
         problems.error(at, format!("`long_capacity` can't be larger than `capacity` ({all})"), None);
+    }
+}
+
+fn timers(provider: &Tree, problems: &mut Problems) {
+    for (name, least) in [
+        ("response_stall_timeout_ms", MIN_STALL_MS),
+        ("first_response_timeout_ms", MIN_STALL_MS),
+        ("probe_timeout_ms", MIN_PROBE_MS),
+    ] {
+        if let Some((set, at)) = provider.int(name)
+            && (1..i128::from(least)).contains(&set)
+        {
+            let message = format!("`{name}` must be 0 or at least {least}");
+            problems.error(at, message, Some("it is in milliseconds; 0 = default".to_owned()));
+        }
+    }
+    let stall = provider.int("response_stall_timeout_ms").map_or(0, |(set, _)| set);
+    let stall = if stall == 0 { i128::from(StallTimeout::DEFAULT_MS) } else { stall };
+    if let Some((first, at)) = provider.int("first_response_timeout_ms")
+        && first > 0
+        && first < stall
+    {
+        let message =
+            "`first_response_timeout_ms` is shorter than `response_stall_timeout_ms`, so that it means nothing";
+        let suggestion = format!("set it above {stall}, or shorten `response_stall_timeout_ms`");
+        problems.warning(at, message, Some(suggestion));
     }
 }
 
@@ -228,6 +250,14 @@ fn health(tree: &Tree, problems: &mut Problems) {
     {
         let message = format!("`suspicion_withdraw_ms` must be 0 or at least {MIN_SUSPICION_WITHDRAW_MS}");
         problems.error(at, message, Some("it is in milliseconds; 0 = never".to_owned()));
+    }
+}
+
+fn recovery(tree: &Tree, problems: &mut Problems) {
+    let Some(recovery) = tree.get("recovery") else { return };
+    if let (Some((0, _)), Some(causes)) = (recovery.int("max_extra_attempts"), recovery.get("retry_on")) {
+        let message = "`max_extra_attempts: 0` sends nothing again, so `retry_on` means nothing";
+        problems.warning(causes.at, message, Some("leave one of them out".to_owned()));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Decides which keys `edge.yaml` has: the tables that check it and print as its JSON Schema.
 
 use crate::config::link::LINK;
-use crate::config::schema::{Kind, Object, optional, required};
+use crate::config::schema::{Closed, Kind, Object, optional, required};
 
 /// Adapter kinds that config may name, the one it should name first.
 pub const KINDS: &[&str] = &["openai_compat", "demo", "vllm", "sglang", "llama_cpp", "lm_studio", "ollama"];
@@ -10,6 +10,37 @@ const DAY_MS: u64 = 86_400_000;
 const MAX_WAITING: u64 = 1_000_000;
 /// How a model's candidates may be ranked.
 pub const STRATEGIES: &[&str] = &["least_loaded", "round_robin", "ordered", "prefix_affinity"];
+/// Failures that another attempt may follow, as config names them (REC-5).
+pub const RETRY_CAUSES: &[&str] = &[
+    "busy",
+    "draining",
+    "disconnected",
+    "provider_unreachable",
+    "node_suspect",
+    "dispatch_unacknowledged",
+    "http_429",
+    "http_502",
+    "http_503",
+    "http_504",
+];
+static RETRY_CAUSE: Closed = Closed {
+    words: RETRY_CAUSES,
+    never: &[
+        ("credential_rejected", "another attempt has the same key"),
+        ("invalid_request", "another attempt is the same request"),
+        ("response_stalled", "a stall that was seen to end always is one, and needs no name"),
+    ],
+};
+/// Longest time without progress that can be set.
+const MAX_STALL_MS: u64 = 3_600_000;
+/// Shortest time without progress that is not 0.
+pub(super) const MIN_STALL_MS: u64 = 1000;
+/// Shortest `probe_timeout_ms` that is not 0.
+pub(super) const MIN_PROBE_MS: u64 = 100;
+/// Most attempts after the first one.
+const MAX_EXTRA_ATTEMPTS: u64 = 10;
+/// Shortest time for the receipt of a dispatch.
+pub(super) const MIN_DISPATCH_ACK_MS: u64 = 250;
 /// Least `suspicion_withdraw_ms` that is not 0.
 pub(super) const MIN_SUSPICION_WITHDRAW_MS: u64 = 3000;
 
@@ -71,13 +102,38 @@ static ADMIN: Object = Object {
 };
 static HEALTH: Object = Object {
     name: "health",
-    fields: &[optional(
-        "suspicion_withdraw_ms",
-        Kind::Integer { min: 0, max: DAY_MS },
-        "how long a suspect Node may stay silent before its unanswered requests go elsewhere; at least 3000, 0 = for ever; \
-         default 10000",
-    )],
+    fields: &[
+        optional(
+            "suspicion_withdraw_ms",
+            Kind::Integer { min: 0, max: DAY_MS },
+            "how long a suspect Node may stay silent before its unanswered requests go elsewhere; at least 3000, 0 = for \
+             ever; default 10000",
+        ),
+        optional(
+            "dispatch_ack_timeout_ms",
+            Kind::Integer { min: MIN_DISPATCH_ACK_MS, max: 600_000 },
+            "time a Node may take to confirm that it has a request, before it is asked; default 2000",
+        ),
+    ],
 };
+static RECOVERY: Object = Object {
+    name: "recovery",
+    fields: &[
+        optional(
+            "max_extra_attempts",
+            Kind::Integer { min: 0, max: MAX_EXTRA_ATTEMPTS },
+            "attempts after the first one of a request that has no content yet, for all causes together; 0 = none; default 2",
+        ),
+        optional("retry_on", Kind::List(&Kind::Closed(&RETRY_CAUSE)), RETRY_ON),
+        optional(
+            "keepalive_after_ms",
+            Kind::Integer { min: 0, max: DAY_MS },
+            "a streaming client that has waited this long without content gets 200 and comments; 0 = never; default 20000",
+        ),
+    ],
+};
+const RETRY_ON: &str = "failures before content that another attempt may follow; [] = stalls that were seen to end, and nothing \
+                        else; default [busy, draining, disconnected, provider_unreachable, node_suspect, dispatch_unacknowledged]";
 static AUTH: Object = Object {
     name: "auth",
     fields: &[optional(
@@ -111,8 +167,23 @@ static PROVIDER: Object = Object {
         optional("targets", Kind::List(&Kind::Text), "models it may serve; default: what it lists"),
         optional(
             "response_stall_timeout_ms",
-            Kind::Integer { min: 0, max: 3_600_000 },
-            "1000 to 3600000; 0 = default 300000",
+            Kind::Integer { min: 0, max: MAX_STALL_MS },
+            "longest time without progress; 1000 to 3600000; 0 = default 300000",
+        ),
+        optional(
+            "first_response_timeout_ms",
+            Kind::Integer { min: 0, max: MAX_STALL_MS },
+            "a longer time up to the first progress only; 1000 to 3600000; 0 = default: response_stall_timeout_ms",
+        ),
+        optional(
+            "first_response_per_1k_prompt_ms",
+            Kind::Integer { min: 0, max: MAX_STALL_MS },
+            "added to the time up to the first progress for each 1000 estimated tokens of the prompt; default 0",
+        ),
+        optional(
+            "probe_timeout_ms",
+            Kind::Integer { min: 0, max: 60_000 },
+            "for the question after a stall whether the backend lives; 100 to 60000; 0 = default 5000",
         ),
         optional(
             "close_grace_ms",
@@ -178,6 +249,11 @@ static MODEL: Object = Object {
             Kind::Integer { min: 1, max: DAY_MS },
             "longest wait for a place; default: queue.timeout_ms",
         ),
+        optional(
+            "retry_on",
+            Kind::List(&Kind::Closed(&RETRY_CAUSE)),
+            "failures before content that another attempt may follow; default: recovery.retry_on",
+        ),
     ],
 };
 static QUEUE: Object = Object {
@@ -237,6 +313,7 @@ pub static EDGE: Object = Object {
         ),
         optional("queue", Kind::Object(&QUEUE), "waiting requests"),
         optional("health", Kind::Object(&HEALTH), "when Nodes count as failing"),
+        optional("recovery", Kind::Object(&RECOVERY), "further attempts of requests that failed before content"),
         optional(
             "request_deadline_ms",
             Kind::Integer { min: 0, max: DAY_MS },

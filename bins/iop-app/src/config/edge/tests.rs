@@ -64,6 +64,10 @@ fn what_is_left_out_has_its_documented_default() {
     assert!(problems.sorted().iter().all(|problem| problem.severity == Severity::Warning), "{problems}");
 }
 
+/// What somebody is told who names a cause that is none.
+const ALL_CAUSES: &str = "it may hold: busy, draining, disconnected, provider_unreachable, node_suspect, \
+                          dispatch_unacknowledged, http_429, http_502, http_503, http_504";
+
 /// Replace this text of the good config by that one: then there is an error in that line, with these words.
 const MISTAKES: &[(&str, &str, u64, &[&str])] = &[
     ("capacity: 32", "capcity: 32", 9, &["no key `capcity`", "did you mean `capacity`?"]),
@@ -145,7 +149,33 @@ const MISTAKES: &[(&str, &str, u64, &[&str])] = &[
     ("queue: {", "admin: { api_key: x }\nqueue: {", 13, &["admin has no key `api_key`", "known here: key_hash"]),
     ("queue: {", "admin: { key_hash: hunter2 }\nqueue: {", 13, &["`key_hash` is not a hash", "iop-edge hash"]),
     ("queue: {", "admin: { key_hash: \"file:nowhere.hash\" }\nqueue: {", 13, &["nowhere.hash"]),
-    ("capacity: 32", "first_response_timeout_ms: 5", 9, &["no key `first_response_timeout_ms`"]),
+    ("capacity: 32", "first_response_timeout_ms: 5", 9, &["0 or at least 1000", "milliseconds"]),
+    ("capacity: 32", "first_response_timeout_ms: 3600001", 9, &["can't be 3600001", "0 to 3600000"]),
+    ("capacity: 32", "response_stall_timeout_ms: 3600001", 9, &["can't be 3600001", "0 to 3600000"]),
+    ("capacity: 32", "response_stall_timeout_ms: 999", 9, &["`response_stall_timeout_ms` must be 0 or at least 1000"]),
+    ("capacity: 32", "first_response_per_1k_prompt_ms: -1", 9, &["can't be -1", "0 to 3600000"]),
+    ("capacity: 32", "probe_timeout_ms: 99", 9, &["`probe_timeout_ms` must be 0 or at least 100"]),
+    ("capacity: 32", "probe_timeout_ms: 60001", 9, &["can't be 60001", "0 to 60000"]),
+    ("queue: {", "health: { dispatch_ack_timeout_ms: 249 }\nqueue: {", 13, &["can't be 249", "250 to 600000"]),
+    ("queue: {", "recovery: { max_extra_attempts: 11 }\nqueue: {", 13, &["can't be 11", "0 to 10"]),
+    ("queue: {", "recovery: { keepalive_after_ms: soon }\nqueue: {", 13, &["whole number, not text"]),
+    ("queue: {", "recovery: { retry: [busy] }\nqueue: {", 13, &["recovery has no key `retry`", "retry_on"]),
+    ("queue: {", "recovery: { retry_on: busy }\nqueue: {", 13, &["`retry_on` must be a list"]),
+    (
+        "queue: {",
+        "recovery: { retry_on: [busy, credential_rejected] }\nqueue: {",
+        13,
+        &["never holds `credential_rejected`: another attempt has the same key", ALL_CAUSES],
+    ),
+    (
+        "    candidates",
+        "    retry_on: [invalid_request]\n    candidates",
+        12,
+        &["never holds `invalid_request`: another attempt is the same request", ALL_CAUSES],
+    ),
+    ("queue: {", "recovery: { retry_on: [http_500] }\nqueue: {", 13, &["can't hold `http_500`", ALL_CAUSES]),
+    ("    candidates", "    retry_on: [disconect]\n    candidates", 12, &["can't hold `disconect`", ALL_CAUSES]),
+    ("queue: {", "recovery: { retry_on: [response_stalled] }\nqueue: {", 13, &["needs no name", ALL_CAUSES]),
 ];
 
 #[test]
@@ -239,6 +269,7 @@ fn sample_of(kind: &Kind) -> serde_json::Value {
         Kind::AutoOr(inner) => sample_of(inner),
         Kind::Bool => true.into(),
         Kind::Choice(words) => words[0].into(),
+        Kind::Closed(list) => list.words[0].into(),
         Kind::Hash => HASH.into(),
         Kind::Integer { min, .. } => (*min).into(),
         Kind::Signed { min, .. } => (*min).into(),
@@ -306,8 +337,8 @@ fn the_schema_closes_every_object_and_describes_every_key() {
     walk(&schema, &mut objects);
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(
-        objects, 21,
-        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, admin, health, and 4 more"
+        objects, 22,
+        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, admin, health, recovery, and 4 more"
     );
 }
 
@@ -316,12 +347,12 @@ fn keys_of_later_versions_are_refused_as_such_and_not_as_misspelt() {
     // CFG-1
     let mut problems = Problems::of("edge.yaml");
     let _ = EdgeConfig::parse(
-        &format!("{}\nrecovery: {{ max_extra_attempts: 2 }}\n", good()),
+        &good().replacen("queue:", "tls: { nodes: { cert: a, key: b, client_ca: c } }\nqueue:", 1),
         Path::new("."),
         &mut problems,
     );
     let text = problems.to_string();
-    assert!(text.contains("`recovery` is not supported by this version yet"), "{text}");
+    assert!(text.contains("`client_ca` is not supported by this version yet"), "{text}");
 }
 
 #[test]
@@ -442,4 +473,81 @@ fn settings_that_mean_nothing_together_are_told() {
     assert!(text.contains("warning: `max_waiting: 0`"), "{text}");
     let text = told("queue: {", &format!("admin: {{ key_hash: \"{HASH}\" }}\nqueue: {{"));
     assert!(text.contains("error: the admin key has the hash of the API key in line 3"), "{text}");
+}
+
+#[test]
+fn recovery_is_read_and_a_model_goes_before_it() {
+    // CFG-1, CFG-3, REC-4, REC-5, REC-8, WIR-14
+    use iop_edge_core::catalog::{RetryCause, RetryOn};
+    use iop_edge_core::openai::OpenAiConfig;
+    use iop_wire::limits::{DISPATCH_ACK_TIMEOUT, MIN_DISPATCH_ACK_TIMEOUT};
+    use std::time::Duration;
+    let loaded = |text: &str| {
+        let (config, problems) = parse(text);
+        assert_eq!(problems.to_string(), "");
+        LoadedEdge { config: config.unwrap(), path: PathBuf::new() }
+    };
+    let (plain, engine) = (loaded(&good()), OpenAiConfig::default());
+    let (catalog, openai) = (plain.catalog(0, 1).unwrap(), plain.openai().unwrap());
+    assert_eq!((catalog.retry_on(), catalog.models()[0].retry_on), (RetryOn::default(), None));
+    assert_eq!(catalog.dispatch_ack_timeout(), DISPATCH_ACK_TIMEOUT);
+    assert_eq!(
+        (openai.max_extra_attempts, openai.keepalive_after),
+        (engine.max_extra_attempts, engine.keepalive_after)
+    );
+
+    let text = good().replacen("    candidates", "    retry_on: []\n    candidates", 1).replacen(
+        "models:\n",
+        "models:\n  - { name: other, candidates: [ { provider: gpu-1-vllm } ], retry_on: [draining] }\n",
+        1,
+    ) + "recovery: { max_extra_attempts: 1, retry_on: [http_503, busy], keepalive_after_ms: 0 }\n\
+           health: { dispatch_ack_timeout_ms: 250 }\n";
+    let loaded = loaded(&text);
+    let (catalog, openai) = (loaded.catalog(0, 1).unwrap(), loaded.openai().unwrap());
+    assert_eq!(catalog.retry_on(), RetryOn::of(&[RetryCause::Busy, RetryCause::Http503]));
+    let [other, own] = catalog.models() else { panic!("two models") };
+    assert_eq!((own.retry_on, other.retry_on), (Some(RetryOn::NONE), Some(RetryOn::of(&[RetryCause::Draining]))));
+    assert_eq!((openai.max_extra_attempts, openai.keepalive_after), (1, Duration::ZERO));
+    assert_eq!(catalog.dispatch_ack_timeout(), MIN_DISPATCH_ACK_TIMEOUT);
+    assert_eq!(MIN_DISPATCH_ACK_TIMEOUT, Duration::from_millis(table::MIN_DISPATCH_ACK_MS));
+}
+
+#[test]
+fn every_cause_of_the_engine_has_its_word() {
+    // REC-5
+    use iop_edge_core::catalog::{RetryCause, RetryOn};
+    let words: Vec<_> = RetryCause::ALL.iter().map(|cause| cause.as_str()).collect();
+    assert_eq!(RETRY_CAUSES, words);
+    for cause in RetryCause::ALL {
+        let list: RetryList = serde_json::from_value(vec![cause.as_str()].into()).unwrap();
+        assert_eq!(list.0, RetryOn::of(&[*cause]));
+    }
+    assert!(serde_json::from_value::<RetryList>(vec!["credential_rejected"].into()).is_err());
+}
+
+#[test]
+fn a_provider_carries_its_timers_to_the_node() {
+    // WDG-3, WDG-7
+    let timers = "response_stall_timeout_ms: 60000, first_response_timeout_ms: 120000, first_response_per_1k_prompt_ms: 900, \
+                  probe_timeout_ms: 100, close_grace_ms: 7";
+    let (config, problems) = parse(&good().replace("capacity: 32", timers));
+    assert_eq!(problems.to_string(), "");
+    let provider = config.unwrap().nodes[0].providers[0].provider_config().unwrap();
+    assert_eq!((provider.response_stall_timeout_ms, provider.first_response_timeout_ms), (60_000, 120_000));
+    assert_eq!((provider.stall_per_1k_prompt_ms, provider.probe_timeout_ms, provider.close_grace_ms), (900, 100, 7));
+}
+
+#[test]
+fn timers_and_causes_that_mean_nothing_are_told() {
+    // BIN-4, WDG-7
+    let told = |from: &str, to: &str| parse(&good().replacen(from, to, 1)).1.to_string();
+    let text = told("capacity: 32", "first_response_timeout_ms: 60000");
+    assert!(
+        text.contains("warning: `first_response_timeout_ms` is shorter") && text.contains("above 300000"),
+        "{text}"
+    );
+    let text = told("capacity: 32", "response_stall_timeout_ms: 60000, first_response_timeout_ms: 60000");
+    assert_eq!(text, "");
+    let text = told("queue: {", "recovery: { max_extra_attempts: 0, retry_on: [busy] }\nqueue: {");
+    assert!(text.contains("warning: `max_extra_attempts: 0`"), "{text}");
 }
