@@ -72,13 +72,16 @@ pub struct Plan {
     pub keyed: bool,
     /// Nodes reach the Edge through a relay that tests can move and cut.
     pub relayed: bool,
+    /// The Edge may send a request again, and comforts clients that wait, as it does by default. Off in these tests unless
+    /// they are about it: what happens to one attempt is what the client sees.
+    pub recovering: bool,
 }
 
 impl Plan {
     /// As many Nodes as these providers name.
     #[must_use]
     pub fn new(providers: Vec<ProviderPlan>) -> Self {
-        Self { providers, more: String::new(), keyed: false, relayed: false }
+        Self { providers, more: String::new(), keyed: false, relayed: false, recovering: false }
     }
 
     /// With these lines of edge.yaml more.
@@ -100,6 +103,13 @@ impl Plan {
     #[must_use]
     pub const fn relayed(mut self) -> Self {
         self.relayed = true;
+        self
+    }
+
+    /// With the Edge's own ways of recovery.
+    #[must_use]
+    pub const fn recovering(mut self) -> Self {
+        self.recovering = true;
         self
     }
 
@@ -140,6 +150,9 @@ impl Plan {
         yaml.push_str("models:\n");
         for (model, candidates) in models {
             yaml.push_str(&format!("  - {{ name: \"{model}\", candidates: [ {} ] }}\n", candidates.join(", ")));
+        }
+        if !self.recovering {
+            yaml.push_str("recovery: { max_extra_attempts: 0, keepalive_after_ms: 0 }\n");
         }
         yaml.push_str(&self.more);
         yaml

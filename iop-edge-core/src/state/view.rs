@@ -1,6 +1,9 @@
 //! Decides what of the engine is shown: models to clients, everything to operators.
 
+use std::collections::HashMap;
 use std::time::Instant;
+
+use iop_execution::NodeId;
 
 use crate::api::ModelListing;
 use crate::snapshot::{
@@ -35,6 +38,9 @@ impl EdgeState {
 
     /// What is configured and what is in use (EDG-4).
     pub(crate) fn snapshot(&self, now: Instant) -> EdgeSnapshot {
+        // One pass over all providers: a search of them for each Node would be felt with a thousand Nodes.
+        let mut by_node: HashMap<&NodeId, Vec<&ProviderState>> = HashMap::new();
+        self.fleet.providers().iter().for_each(|state| by_node.entry(&state.node).or_default().push(state));
         let nodes = self.catalog.nodes().iter().map(|node| {
             let (connected, draining) = self.registry.node_phase(&node.id);
             let draining = draining || self.held.contains(&node.id);
@@ -44,16 +50,16 @@ impl EdgeState {
                 (true, true, true) => Status::Draining,
                 (true, true, false) => Status::Ready,
             };
-            let of_node = self.fleet.providers().iter().filter(|provider| provider.node == node.id);
+            let of_node = by_node.get(&node.id).map(Vec::as_slice).unwrap_or_default();
             NodeSnapshot {
                 node: node.id.clone(),
                 enabled: node.enabled,
                 status,
-                suspect: of_node.clone().any(|state| state.online.as_ref().is_some_and(|online| online.suspect)),
+                suspect: of_node.iter().any(|state| state.online.as_ref().is_some_and(|online| online.suspect)),
                 config_revision: self.registry.revision_of(&node.id).unwrap_or(0),
                 connected,
                 draining,
-                providers: of_node.map(|state| self.provider_snapshot(state, now)).collect(),
+                providers: of_node.iter().map(|state| self.provider_snapshot(state, now)).collect(),
             }
         });
         let groups = self.groups.iter().map(|group| GroupSnapshot {
