@@ -10,14 +10,16 @@ use http_body_util::{BodyExt as _, Full};
 use iop_edge_core::Edge;
 use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults, Strategy};
 use iop_edge_core::observe::{EvidenceResult, EvidenceSource, ProviderLevel};
-use iop_edge_core::openai::{LivenessDecision, LivenessReason, OpenAiConfig, Outcome, RequestObserver as _};
+use iop_edge_core::openai::{
+    LivenessDecision, LivenessReason, OpenAiConfig, OpenAiService, Outcome, RequestObserver as _,
+};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_execution::testkit::{Script, ScriptedProvider};
 use iop_execution::{
     AdapterKey, Capabilities, Completion, EventSink, FinishReason, Health, ModelName, NodeId, Provider, ProviderError,
     ProviderId, Redacted, RunRequest, Target, async_trait,
 };
-use iop_node_core::{CUSTOM_KIND, Node};
+use iop_node_core::{CUSTOM_KIND, NoObserver, Node, NodeObserver};
 use iop_wire::ProviderConfig;
 use iop_wire::link::memory::{MemoryMode, memory_listener};
 use serde_json::{Value, json};
@@ -64,6 +66,33 @@ fn text(text: &str) -> Arc<dyn Provider> {
     Arc::new(ScriptedProvider::new(Script::text(text)))
 }
 
+/// A Node: its token, its adapter, its provider.
+type Planned = (Token, String, Arc<dyn Provider>);
+
+/// A Node for each provider.
+fn plan(model: &str, providers: Vec<(&str, Arc<dyn Provider>)>, mark: &str) -> (Catalog, Vec<Planned>) {
+    let (mut catalog, mut candidates, mut nodes) = (Catalog::builder(), Vec::new(), Vec::new());
+    for (name, provider) in providers {
+        let token = Token::generate(TokenKind::Node).unwrap();
+        let adapter = format!("{mark}adapter-{name}");
+        let id = ProviderId::new(format!("{mark}{name}")).unwrap();
+        let mut config = ProviderConfig::new(id.clone(), CUSTOM_KIND).unwrap();
+        config.adapter = AdapterKey::new(&adapter).unwrap();
+        config.response_stall_timeout_ms = STALL_MS;
+        if !mark.is_empty() {
+            config.base_url = format!("http://127.0.0.1:1/{mark}url");
+        }
+        let node = NodeId::new(format!("{mark}node-{name}")).unwrap();
+        let entry = NodeEntry::new(node, token.id().clone(), token.hash(), vec![ProviderEntry::new(config)]);
+        catalog = catalog.node(entry);
+        candidates.push(Candidate::new(id, Target::new(format!("{mark}target")).unwrap()));
+        nodes.push((token, adapter, provider));
+    }
+    let mut group = ModelGroup::new(ModelName::new(model).unwrap(), candidates, QueueDefaults::default());
+    group.strategy = Some(Strategy::Ordered);
+    (catalog.model(group).build().unwrap(), nodes)
+}
+
 /// An Edge and a Node for each provider: the model `m` takes the first one that has a place.
 struct Rig {
     runtime: EdgeRuntime,
@@ -80,40 +109,18 @@ impl Rig {
 
     /// Every name of the config begins with `mark`.
     async fn with(model: &str, providers: Vec<(&str, Arc<dyn Provider>)>, openai: OpenAiConfig, mark: &str) -> Self {
-        let (mut catalog, mut candidates, mut nodes) = (Catalog::builder(), Vec::new(), Vec::new());
-        for (name, provider) in providers {
-            let token = Token::generate(TokenKind::Node).unwrap();
-            let adapter = format!("{mark}adapter-{name}");
-            let id = ProviderId::new(format!("{mark}{name}")).unwrap();
-            let mut config = ProviderConfig::new(id.clone(), CUSTOM_KIND).unwrap();
-            config.adapter = AdapterKey::new(&adapter).unwrap();
-            config.response_stall_timeout_ms = STALL_MS;
-            if !mark.is_empty() {
-                config.base_url = format!("http://127.0.0.1:1/{mark}url");
-            }
-            let node = NodeId::new(format!("{mark}node-{name}")).unwrap();
-            let entry = NodeEntry::new(node, token.id().clone(), token.hash(), vec![ProviderEntry::new(config)]);
-            catalog = catalog.node(entry);
-            candidates.push(Candidate::new(id, Target::new(format!("{mark}target")).unwrap()));
-            nodes.push((token, adapter, provider));
-        }
-        let mut group = ModelGroup::new(ModelName::new(model).unwrap(), candidates, QueueDefaults::default());
-        group.strategy = Some(Strategy::Ordered);
-        let catalog = catalog.model(group).build().unwrap();
+        let (catalog, nodes) = plan(model, providers, mark);
         let runtime = EdgeRuntime::start(catalog, &format!("{mark}edge"), openai);
         let (stop, metrics) = (CancellationToken::new(), NodeMetrics::new());
         let secrets = nodes.iter().map(|(token, ..)| token.reveal()).collect();
-        for (token, adapter, provider) in nodes {
-            join(runtime.edge(), token, &adapter, provider, &metrics, &stop).await;
+        for node in nodes {
+            join(runtime.edge(), node, Arc::new(metrics.clone()), &stop).await;
         }
         Self { runtime, metrics, secrets, _stop: stop.drop_guard() }
     }
 
     async fn ask(&self, request: Request<Full<Bytes>>) -> (u16, String) {
-        let response = self.runtime.openai().answer(request).await;
-        let status = response.status().as_u16();
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        (status, String::from_utf8(body.to_vec()).unwrap())
+        ask(self.runtime.openai(), request).await
     }
 
     /// Series of the six metrics, in the order of their text.
@@ -131,13 +138,11 @@ impl Rig {
     }
 }
 
-/// A Node with one provider that is ready when this returns.
+/// Such a Node, ready when this returns.
 async fn join(
     edge: &Edge,
-    token: Token,
-    adapter: &str,
-    provider: Arc<dyn Provider>,
-    metrics: &NodeMetrics,
+    (token, adapter, provider): Planned,
+    observer: Arc<dyn NodeObserver>,
     stop: &CancellationToken,
 ) {
     let (connector, mut listener) = memory_listener(MemoryMode::Encoded);
@@ -149,12 +154,19 @@ async fn join(
     });
     let node = Node::builder(Redacted::new(token.reveal()), Arc::new(connector))
         .provider(adapter, provider)
-        .observer(Arc::new(metrics.clone()))
+        .observer(observer)
         .build()
         .unwrap();
     let mut status = node.status();
     tokio::spawn(node.serve(stop.clone()));
     assert!(status.wait_ready().await);
+}
+
+async fn ask(openai: &OpenAiService, request: Request<Full<Bytes>>) -> (u16, String) {
+    let response = openai.answer(request).await;
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
 fn health(fields: Value) -> Value {
@@ -331,4 +343,39 @@ fn s06_every_closed_value_has_its_series_and_its_field() {
     assert_eq!(logged.of("edge_liveness_recovery_observation"), recovery_lines);
     // OBS-4: and no other line says any of it.
     assert_eq!(logged.text().lines().count(), health_lines.len() + recovery_lines.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn s06_observing_changes_nothing() {
+    // OBS-5: with and without anybody who observes, the same calls, probes and answers at the same times.
+    let mut histories = Vec::new();
+    for observed in [true, false] {
+        let one = ScriptedProvider::new(Script::new().hang_then_linger(Duration::from_millis(300)));
+        let (one, mute) = one.with_health(Health::Unavailable).into_parts();
+        let (two, answers) = ScriptedProvider::new(Script::text("hello")).into_parts();
+        let (catalog, nodes) = plan("m", vec![("one", one), ("two", two)], "");
+        let stop = CancellationToken::new();
+        let (edge, openai) = if observed {
+            let runtime = EdgeRuntime::start(catalog, "edge", OpenAiConfig::default());
+            (runtime.edge().clone(), runtime.openai().clone())
+        } else {
+            let edge = Edge::builder(catalog).edge_id("edge").build();
+            tokio::spawn(edge.drive());
+            (edge.clone(), OpenAiService::new(Arc::new(edge), OpenAiConfig::default()))
+        };
+        for node in nodes {
+            let observer: Arc<dyn NodeObserver> =
+                if observed { Arc::new(NodeMetrics::new()) } else { Arc::new(NoObserver) };
+            join(&edge, node, observer, &stop).await;
+        }
+        let began = tokio::time::Instant::now();
+        let (status, answer) = ask(&openai, crate::testhttp::chat("m", true)).await;
+        assert!(answer.contains("hello"), "{answer}");
+        let took = began.elapsed();
+        tokio::time::sleep(Duration::from_secs(40)).await;
+        histories.push((status, took, mute.counts(), answers.counts()));
+        stop.cancel();
+    }
+    assert_eq!(histories[0], histories[1]);
+    assert_eq!((histories[0].1, histories[0].2.probes), (Duration::from_millis(STALL_MS + 300), 4));
 }
