@@ -133,7 +133,7 @@ fn count_nodes(snapshot: &EdgeSnapshot) -> NodeCounts {
     }
 }
 
-fn count_providers(snapshot: &EdgeSnapshot) -> ProviderCounts {
+pub(crate) fn count_providers(snapshot: &EdgeSnapshot) -> ProviderCounts {
     let mut counts = ProviderCounts::default();
     for provider in snapshot.nodes.iter().flat_map(|node| &node.providers) {
         counts.configured += 1;
@@ -152,7 +152,7 @@ async fn nodes(State(api): State<Api>) -> Response {
     json(StatusCode::OK, &NodesView { nodes: snapshot.nodes.iter().map(node_view).collect() })
 }
 
-fn node_view(node: &NodeSnapshot) -> NodeView {
+pub(crate) fn node_view(node: &NodeSnapshot) -> NodeView {
     NodeView {
         id: node.node.to_string(),
         status: node.status.as_str().to_owned(),

@@ -27,6 +27,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::*;
 use crate::access::AccessLog;
+use crate::admin::api::{count_providers, node_view};
 use crate::edge_runtime::EdgeRuntime;
 use crate::metrics::Gauges;
 use crate::node_metrics::NodeMetrics;
@@ -201,7 +202,9 @@ async fn s06_a_stall_a_question_and_a_recovery_are_exactly_these_series_and_line
     ];
     assert_eq!(rig.edge_series(), stalled);
     let seen = rig.runtime.edge().snapshot();
-    assert_eq!(seen.nodes[0].providers[0].health.as_str(), "unavailable");
+    let (counts, node) = (count_providers(&seen), node_view(&seen.nodes[0]));
+    assert_eq!((counts.configured, counts.ready, counts.unhealthy), (2, 1, 1));
+    assert_eq!((node.status.as_str(), node.providers[0].health.as_str()), ("ready", "unavailable"));
     let gauges = rig.runtime.metrics().render(&rig.runtime.gauges());
     for line in ["iop_provider_unhealthy{provider=\"one\"} 1", "iop_provider_unhealthy{provider=\"two\"} 0"] {
         assert!(gauges.contains(line), "{gauges}");
@@ -301,6 +304,17 @@ async fn s06_a_request_without_trouble_leaves_no_trace_of_liveness() {
     assert_eq!(rig.ask(crate::testhttp::chat("m", false)).await.0, 200);
     assert_eq!(rig.series(), [""; 0]);
     assert!(!logged.text().contains("_observation"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_healthy_stream_that_is_longer_than_its_stall_timeout_completes() {
+    // WDG-1; field report 3: 30 s of one word a second, with a limit of 2 s
+    let script = (0..30).fold(Script::new(), |script, _| script.wait(Duration::from_secs(1)).delta("word "));
+    let rig = Rig::new(vec![("one", Arc::new(ScriptedProvider::new(script)))]).await;
+    let (status, answer) = rig.ask(crate::testhttp::chat("m", true)).await;
+    assert!(status == 200 && answer.ends_with("data: [DONE]\n\n"), "{answer}");
+    assert_eq!(answer.matches("word ").count(), 30);
+    assert_eq!(rig.series(), [""; 0]);
 }
 
 #[test]
