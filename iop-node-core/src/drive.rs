@@ -175,6 +175,8 @@ enum Looked<E> {
     Terminal(Option<E>),
     Detached,
     Claimed,
+    /// There may be more: others have their turn first, and this task is woken.
+    Cut,
 }
 
 impl<E: Output> Work<E> {
@@ -224,8 +226,11 @@ impl<E: Output> Work<E> {
                     self.watchdog.end(reason.ended(), now());
                     stop = Some(reason);
                 }
-                if let Poll::Ready(looked) = self.look(&mut execution, &mut stop, &mut grace, cx) {
-                    return Poll::Ready(looked);
+                match self.look(&mut execution, &mut stop, &mut grace, cx) {
+                    // There may be more that is ready: it is told before the timer looks.
+                    Poll::Ready(Looked::Cut) => return Poll::Pending,
+                    Poll::Ready(looked) => return Poll::Ready(looked),
+                    Poll::Pending => {}
                 }
                 if stop.is_some() {
                     return Poll::Pending;
@@ -241,7 +246,7 @@ impl<E: Output> Work<E> {
         let terminal = match (looked, stop.take()) {
             (Looked::Claimed, _) => return Driven::Claimed(execution),
             (Looked::Detached, Some(stop)) => return Driven::Detached(stop, execution),
-            (Looked::Detached, None) => None,
+            (Looked::Detached | Looked::Cut, _) => None,
             (Looked::Terminal(terminal), reason) => {
                 stop = reason;
                 terminal
@@ -261,7 +266,7 @@ impl<E: Output> Work<E> {
         Driven::Returned(terminal, stop)
     }
 
-    /// Passes on what is here. Pending: nothing more is, or there is no room for it, or others are to have their turn.
+    /// Passes on what is here. Pending: nothing more is, or there is no room for it.
     fn look(
         &mut self,
         execution: &mut Execution<E>,
@@ -332,7 +337,7 @@ impl<E: Output> Work<E> {
             }
         }
         cx.waker().wake_by_ref();
-        Poll::Pending
+        Poll::Ready(Looked::Cut)
     }
 
     /// Ready when the watchdog has looked: the caller looks too. Pending: it wakes this task when it is time.

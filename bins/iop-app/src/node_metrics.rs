@@ -155,6 +155,7 @@ impl fmt::Debug for NodeMetrics {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl NodeObserver for NodeMetrics {
     fn connected(&self) {
         self.connections.inc();

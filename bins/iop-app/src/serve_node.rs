@@ -7,7 +7,7 @@ use iop_node_core::journal::JournalTrouble;
 use iop_node_core::journal::sqlite::{SqliteJournal, SqliteOptions};
 use iop_node_core::{
     AllowUpstream, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath,
-    ServeEnd,
+    ServeEnd, StallObservation,
 };
 use iop_wire::link::grpc::GrpcConnector;
 use iop_wire::{CloseCode, Connector, RefusalReason};
@@ -148,6 +148,7 @@ struct Teller {
     was_ready: AtomicBool,
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl NodeObserver for Teller {
     fn connected(&self) {
         self.metrics.connected();
@@ -184,6 +185,10 @@ impl NodeObserver for Teller {
 
     fn config_pushed(&self, applied: bool) {
         self.metrics.config_pushed(applied);
+    }
+
+    fn response_stalled(&self, stall: &StallObservation) {
+        self.metrics.response_stalled(stall);
     }
 
     fn journal_dropped(&self, count: u64) {

@@ -255,3 +255,18 @@ async fn a_tunnel_whose_head_came_is_a_stall_all_the_same() {
     assert!(matches!(conn.frame(1).await, TunnelFrame::Head(_)));
     assert_eq!(conn.end_of(1, Wire::Tunnel).await.unwrap().code, FailureCode::ResponseStalled);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_time_in_which_the_request_was_still_coming_is_not_the_providers() {
+    // WDG-1
+    let (mut node, _) = scripted(Script::new().hang(), Answer::now(Health::Unknown));
+    let mut conn = node.ready().await;
+    let (body, late) = (chat(), Duration::from_millis(1_500));
+    conn.send(ToNode::Run(RunDispatch { head: DispatchHead { body_len: body.len() as u64, ..stalling(1) } }));
+    conn.expect_accepted(1).await;
+    let began = Instant::now();
+    tokio::time::sleep(late).await;
+    conn.send(chunk(1, body, true));
+    assert_eq!(detail(&conn.failure(1).await).idle_ms, 2_000);
+    assert_eq!(began.elapsed(), late + STALL);
+}

@@ -53,6 +53,7 @@ async fn read_slowly(fleet: &Fleet, model: &str, mute: Duration) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_mute_prefill_of_6_s_and_one_of_100_s_and_then_a_slow_reader_trip_nothing() {
+    // Field report T4: no hidden wall of 30 s, and no broken body without an error.
     // NOD-2, WIR-12, WIR-16, EXE-10; field reports 13, 14, 16, 20, 21
     let (short, long) = (Duration::from_secs(6), Duration::from_secs(100));
     let backend = ScriptedBackend::builder()

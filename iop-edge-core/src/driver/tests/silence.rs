@@ -131,7 +131,7 @@ async fn new_work_goes_elsewhere_as_soon_as_a_node_is_suspect() {
 
 #[tokio::test(start_paused = true)]
 async fn a_long_prefill_is_no_silence_and_an_idle_node_is_not_asked() {
-    // FEN-7; field report 14: the session task answers pings
+    // FEN-7; field report 14: the session task answers pings. T17: an idle Node costs its heartbeat and nothing else
     let (edge, recorder) = edge_with(Some(3 * SECOND));
     let mut idle = Node::connect(&edge, "n2").await;
     let mut node = Node::connect(&edge, "n1").await;

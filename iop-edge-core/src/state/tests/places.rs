@@ -157,7 +157,7 @@ fn a_fence_takes_leases_waiters_and_providers_of_exactly_one_generation() {
 
 #[test]
 fn reconnecting_restores_all_capacity_and_wakes_waiters() {
-    // FEN-5
+    // FEN-5; field report 76: the connection is all it takes, there is no store that could hiccup
     let now = Instant::now();
     let mut state = new_state(catalog());
     connect(&mut state, "n2", now);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use iop_execution::failure::OwnershipClose;
 use iop_execution::testkit::Script;
-use iop_execution::{FailureCode, Health, RunEventKind};
+use iop_execution::{FailureCode, FrameFlags, Health, RunEventKind};
 use iop_wire::*;
 use tokio::time::Instant;
 
@@ -112,4 +112,26 @@ async fn a_cancel_before_the_limit_is_a_cancel() {
     tokio::time::sleep(STALL - Duration::from_millis(1)).await;
     conn.send(cancel(1));
     assert!(matches!(conn.rest(1).await.last(), Some(RunEventKind::Cancelled(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn progress_behind_many_comments_of_the_same_instant_wins_and_comments_alone_do_not() {
+    // WDG-2, WDG-1
+    let comments = |script: Script, count| {
+        (0..count).fold(script, |script: Script, _| script.frame(&b":\n\n"[..], FrameFlags::NONE))
+    };
+    let (mut node, _) = scripted(comments(Script::new().wait(STALL), 70).delta("a"), Answer::now(Health::Available));
+    let mut conn = node.ready().await;
+    conn.send_stalling(1, Wire::Tunnel);
+    conn.expect_accepted(1).await;
+    assert_eq!(conn.end_of(1, Wire::Tunnel).await, None);
+
+    let script = comments(Script::new().wait(STALL), 200).hang();
+    let (mut node, _) = scripted(script, Answer::now(Health::Available));
+    let mut conn = node.ready().await;
+    let began = Instant::now();
+    conn.send_stalling(1, Wire::Tunnel);
+    conn.expect_accepted(1).await;
+    assert_eq!(conn.end_of(1, Wire::Tunnel).await.unwrap().code, FailureCode::ResponseStalled);
+    assert_eq!(began.elapsed(), STALL);
 }
