@@ -33,6 +33,7 @@ use crate::metrics::Gauges;
 use crate::node_metrics::NodeMetrics;
 use crate::testlog::Logged;
 
+mod cases;
 mod sentinel;
 
 /// Stall timeout of the first provider, in milliseconds.
