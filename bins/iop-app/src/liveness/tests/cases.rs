@@ -7,6 +7,8 @@ use super::*;
 
 /// A streaming client's view: status, whether the answer is whole, the code of its error.
 type Seen = (u16, bool, Option<&'static str>);
+/// Name, first provider, whether there is a second one, the client's view, outcome, reason.
+type Case = (&'static str, Arc<dyn Provider>, bool, Seen, &'static str, &'static str);
 
 fn provider(script: Script, health: Health) -> Arc<dyn Provider> {
     Arc::new(ScriptedProvider::new(script).with_health(health))
@@ -27,7 +29,7 @@ fn refuses(status: u16) -> Arc<dyn Provider> {
 async fn s05_each_case_looks_to_its_client_as_it_is_told() {
     // REC-3 to REC-7, HLT-4; docs/recovery.md
     let tool = ToolCallDelta { index: 0, id: Some("c".into()), name: Some("f".into()), arguments: "{".into() };
-    let cases: Vec<(&str, Arc<dyn Provider>, bool, Seen, &str, &str)> = vec![
+    let cases: Vec<Case> = vec![
         (
             "after content",
             provider(Script::new().delta("half").hang(), Health::Available),
