@@ -185,6 +185,7 @@ async fn a_tool_call_that_a_client_has_a_part_of_is_never_repeated() {
     let rig = rig([stalled(vec![sse(), call], LivenessClassification::RequestStalled, CLOSED), good()]);
     let (status, text) = rig.answer(STREAM).await;
     assert!(status == 200 && text.contains("tool_calls") && text.contains("response_stalled"));
+    assert!(text.contains("for 0 ms (response_stall_timeout_ms)"), "field report 17: the setting that fired is named");
     assert_eq!(rig.bodies().len(), 1);
     assert_eq!(rig.liveness(), ["ineligible/tool_call", "ineligible"]);
 }
