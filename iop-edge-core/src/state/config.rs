@@ -29,23 +29,23 @@ impl EdgeState {
             return Err(ApplyError::NotNewer { current: self.catalog.revision() });
         }
         let change = difference(&self.catalog, &catalog);
-        self.catalog = catalog;
+        self.catalog = Arc::clone(&catalog);
+        self.fleet.apply(&catalog);
+        self.held.retain(|node| catalog.node(node).is_some());
+        for node in &self.held {
+            self.fleet.set_in_service(node, false);
+        }
+        // Before any connection is closed: who waits finds what there is now, not what there was.
+        self.regroup(now);
         for connection in self.registry.ids() {
             let Some(node) = self.registry.node_of(connection).cloned() else { continue };
-            // Its leases are released by this, and its waiters find no candidate below. A disabled one may come back.
+            // Its leases are released by this. A disabled one may come back.
             match self.catalog.node(&node).map(|entry| entry.enabled) {
                 None => self.close(connection, CloseCode::RemovedFromConfig, Duration::ZERO, now),
                 Some(false) => self.close(connection, CloseCode::Closed, RETRY_UNAVAILABLE, now),
                 Some(true) => {}
             }
         }
-        self.fleet.apply(&self.catalog);
-        let catalog = Arc::clone(&self.catalog);
-        self.held.retain(|node| catalog.node(node).is_some());
-        for node in &self.held {
-            self.fleet.set_in_service(node, false);
-        }
-        self.regroup(now);
         for connection in self.registry.ids() {
             self.push_config(connection);
         }
@@ -105,7 +105,7 @@ impl EdgeState {
             self.effects.push_back(Effect::Observe(Observation::ConfigPushed { node, applied }));
         }
         if news {
-            self.fleet.offers(&claim.node, claim.generation, &claim.in_force.providers, ack.providers);
+            self.fleet.offers(&claim.node, claim.generation, &claim.in_force, ack.providers);
             self.offers_changed(now);
         }
         self.send_config(connection, next.as_deref());
