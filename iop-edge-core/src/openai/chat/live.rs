@@ -271,6 +271,8 @@ impl Live {
     /// The next bytes: as much as is ready, joined; never waits for a later event once one is there.
     pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, AnswerCut>>> {
         if mem::take(&mut self.keepalive.due) {
+            // A comment is a byte too: the client's own timer starts again with it.
+            self.idle.gave();
             return Poll::Ready(Some(Ok(KEEPALIVE)));
         }
         loop {
@@ -319,6 +321,7 @@ impl Live {
             }
             if self.keepalive.begun && !self.is_committed() && self.keepalive.poll(cx).is_ready() {
                 self.keepalive.due = false;
+                self.idle.gave();
                 return Poll::Ready(Some(Ok(KEEPALIVE)));
             }
             ready!(self.idle.poll_over(cx));
@@ -326,8 +329,10 @@ impl Live {
         }
     }
 
+    /// There is enough to give. What is held can't be given, however much it is: only what comes next releases it.
     fn is_full(&self) -> bool {
-        matches!(&self.stage, Stage::Running(attempt) if attempt.exchange.gate.is_full())
+        let Stage::Running(attempt) = &self.stage else { return false };
+        attempt.exchange.gate.is_committed() && attempt.exchange.gate.is_full()
     }
 
     fn is_ended(&self) -> bool {

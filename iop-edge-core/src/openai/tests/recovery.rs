@@ -299,3 +299,47 @@ async fn what_is_not_covered_is_told_at_once() {
         assert_eq!(rig.bodies().len(), 1);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn more_held_than_one_write_does_not_hang_a_stream_that_has_begun_with_a_comment() {
+    // REC-6, REC-8: 20 kB of lifecycle events come after the comment, before the content
+    let (frames, reply) = stepped();
+    let rig = rig([reply]);
+    let mut response = rig.chat(STREAM).await;
+    assert_eq!(response.status().as_u16(), 200);
+    let first = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(&first[..], b": waiting\n\n");
+    frames.send(sse()).unwrap();
+    let event = format!("data: {{\"role\":\"{}\"}}\n\n", "x".repeat(200));
+    for _ in 0..100 {
+        frames.send(lifecycle(&event)).unwrap();
+    }
+    for frame in [content("data: {\"x\":1}\n\n"), done(), TunnelFrame::End] {
+        frames.send(frame).unwrap();
+    }
+    let rest = tokio::time::timeout(Duration::from_secs(10), response.into_body().collect()).await;
+    let rest = rest.expect("it does not hang").unwrap().to_bytes();
+    let rest = std::str::from_utf8(&rest).unwrap();
+    assert_eq!(rest.matches("role").count(), 100);
+    assert!(rest.ends_with("data: {\"x\":1}\n\ndata: [DONE]\n\n") && !rest.contains("waiting"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_comment_is_a_byte_to_a_client_that_told_how_long_it_waits_for_one() {
+    // REC-8, EXE-10; field report 86: openai-python with timeout=60 gets comments at 20, 35, 50 … s
+    let (frames, reply) = stepped();
+    let rig = rig([reply]);
+    let mut request = post(STREAM);
+    request.headers_mut().insert("x-stainless-read-timeout", "60".parse().unwrap());
+    let response = rig.send(request).await;
+    let answering = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        for frame in [sse(), content("data: {\"x\":1}\n\n"), done(), TunnelFrame::End] {
+            frames.send(frame).unwrap();
+        }
+    });
+    let (status, text) = whole(response).await;
+    answering.await.unwrap();
+    assert!(status == 200 && text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(rig.record().outcome, Outcome::Completed);
+}
