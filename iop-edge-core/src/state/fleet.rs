@@ -80,9 +80,19 @@ impl ProviderState {
     }
 
     /// What its Node says of it.
-    fn report(&mut self, of: &Offer, in_force: &ProviderConfig, report: &ProviderReady) {
+    fn report(
+        &mut self,
+        of: &Offer,
+        in_force: &ProviderConfig,
+        pushed: Option<&ProviderConfig>,
+        report: &ProviderReady,
+    ) {
         let Offer { generation, suspect, draining, .. } = *of;
-        let limits = self.limits(limits(in_force, report.max_concurrency));
+        let mut limits = self.limits(limits(in_force, report.max_concurrency));
+        if let Some(pushed) = pushed {
+            let PlaceLimits { capacity, long } = self::limits(pushed, limits.capacity);
+            limits = PlaceLimits { capacity, long: long.min(limits.long) };
+        }
         let adapter = in_force.adapter.clone();
         let (runs, tunnels) = (report.runs, report.tunnels);
         self.overlay.begin(generation, &adapter);
@@ -103,6 +113,8 @@ impl ProviderState {
 struct Offer {
     generation: Generation,
     in_force: Arc<NodeConfigPayload>,
+    /// A config that is on its way: the Node has one or the other.
+    pushed: Option<Arc<NodeConfigPayload>>,
     reports: Vec<ProviderReady>,
     suspect: bool,
     draining: bool,
@@ -194,14 +206,20 @@ impl Fleet {
     }
 
     /// What a provider can do, as its Node said last.
-    fn offer(state: &mut ProviderState, of: Option<&Offer>) {
+    fn offer<'a>(state: &mut ProviderState, of: Option<&'a Offer>) {
         let id = &state.config.provider_id;
+        let within = |config: &'a NodeConfigPayload| config.providers.iter().find(|config| config.provider_id == *id);
         let offered = of.filter(|_| state.enabled).and_then(|of| {
-            let config = of.in_force.providers.iter().find(|config| config.provider_id == *id)?;
-            Some((of, config, of.reports.iter().find(|report| report.provider_id == *id)?))
+            let pushed = match &of.pushed {
+                None => None,
+                // One that the Node may have lost already is not used.
+                Some(pushed) => Some(within(pushed)?),
+            };
+            let report = of.reports.iter().find(|report| report.provider_id == *id)?;
+            Some((of, within(&of.in_force)?, pushed, report))
         });
         match offered {
-            Some((of, config, report)) => state.report(of, config, report),
+            Some((of, in_force, pushed, report)) => state.report(of, in_force, pushed, report),
             None => state.online = None,
         }
     }
@@ -234,11 +252,25 @@ impl Fleet {
     ) {
         let before = self.offers.get(node).filter(|before| before.generation == generation);
         let (suspect, draining) = before.map_or((false, false), |before| (before.suspect, before.draining));
-        let offer = Offer { generation, in_force: Arc::clone(in_force), reports, suspect, draining };
-        for state in self.providers.iter_mut().filter(|state| state.node == *node) {
-            Self::offer(state, Some(&offer));
-        }
+        let pushed = before.and_then(|before| before.pushed.clone());
+        let offer = Offer { generation, in_force: Arc::clone(in_force), pushed, reports, suspect, draining };
         self.offers.insert(node.clone(), offer);
+        self.offer_again(node);
+    }
+
+    /// A config is on its way to a Node; `None` = it has answered.
+    pub(crate) fn pushed(&mut self, node: &NodeId, config: Option<Arc<NodeConfigPayload>>) {
+        if let Some(offer) = self.offers.get_mut(node) {
+            offer.pushed = config;
+            self.offer_again(node);
+        }
+    }
+
+    fn offer_again(&mut self, node: &NodeId) {
+        let offer = self.offers.get(node);
+        for state in self.providers.iter_mut().filter(|state| state.node == *node) {
+            Self::offer(state, offer);
+        }
     }
 
     pub(crate) fn drain(&mut self, generation: Generation) {

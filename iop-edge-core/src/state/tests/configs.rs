@@ -394,3 +394,37 @@ fn who_waits_moves_with_its_model() {
     let after = effects(&mut state);
     assert_eq!((refusals(&after), granted(&after)), (vec![], vec![waits]));
 }
+
+#[test]
+fn while_a_config_is_on_its_way_its_node_may_have_it_already() {
+    // REG-7, I3; found by the simulator (seed 459775524961213796)
+    let now = Instant::now();
+    let mut state = new_state(catalog());
+    let id = connect(&mut state, "n1", now);
+    effects(&mut state);
+    let make = |revision, places: Option<u32>| {
+        let b = places.map(|places| ("b", places, 1));
+        let providers: Vec<_> = [("a", 1, 0)].into_iter().chain(b).collect();
+        let mut builder = Catalog::builder().revision(revision).node(node_entry("n1", &providers));
+        if places.is_some() {
+            builder = builder.model(group("b", &["b"]));
+        }
+        builder.build().unwrap()
+    };
+    let places = |state: &EdgeState| {
+        let snapshot = state.snapshot(now);
+        snapshot.provider(&ProviderId::new("b").unwrap()).unwrap().effective.capacity
+    };
+    apply(&mut state, make(8, Some(1)), now);
+    apply(&mut state, make(9, Some(2)), now);
+    assert_eq!(places(&state), 1, "it may have 8 by now");
+    state.handle_config_ack(id, ack(8, 7, &[]), now);
+    assert_eq!(places(&state), 2, "it has not");
+    state.handle_config_ack(id, ack(9, 9, &["a", "b"]), now);
+
+    apply(&mut state, make(10, None), now);
+    apply(&mut state, make(11, Some(2)), now);
+    assert_eq!(places(&state), 0, "it may have lost it");
+    state.handle_config_ack(id, ack(10, 9, &[]), now);
+    assert_eq!(places(&state), 2);
+}
