@@ -1,8 +1,11 @@
 //! The golden set: leases, what a Node knows, and what must come of each. This test makes the set again and runs it;
 //! `tests/credential/opener.py`, written from `docs/credential-lease.md`, runs the same file.
 
+use curve25519_dalek::Scalar;
+use ed25519_dalek::SigningKey;
 use hpke::Serializable;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha512};
 
 use super::support::*;
 use crate::format::parse;
@@ -63,6 +66,20 @@ fn with_order_added(lease: &SealedLease) -> SealedLease {
     SealedLease::new(bytes).unwrap()
 }
 
+/// A signature whose first half is the neutral point. The equation holds, and only strict verification refuses it.
+fn with_neutral_first_half(lease: &SealedLease) -> SealedLease {
+    let key = SigningKey::from_bytes(&[1; 32]);
+    let text = crate::format::signed_text(&unsigned(lease));
+    let mut neutral = [0; 32];
+    neutral[0] = 1;
+    let hash = Sha512::new().chain_update(neutral).chain_update(key.verifying_key().as_bytes()).chain_update(&text);
+    let second_half = Scalar::from_bytes_mod_order_wide(&hash.finalize().into()) * key.to_scalar();
+    let signature = [neutral, second_half.to_bytes()].concat();
+    let loose = ed25519_dalek::Signature::from_slice(&signature).unwrap();
+    assert!(ed25519_dalek::Verifier::verify(&key.verifying_key(), &text, &loose).is_ok(), "the case tells something");
+    SealedLease::new([unsigned(lease), signature].concat()).unwrap()
+}
+
 fn made() -> Value {
     let all = Fixture::new();
     let second = IssuerKey::from_seed(&[5; 32]);
@@ -118,6 +135,7 @@ fn made() -> Value {
     set.refused("unknown_issuer", &good, stranger, "unknown_issuer");
     set.refused("bad_signature", &unsigned_change(good.as_bytes().len() - 64, 0), json!({}), "bad_signature");
     set.refused("bad_signature_second_spelling", &with_order_added(&good), json!({}), "bad_signature");
+    set.refused("bad_signature_low_order", &with_neutral_first_half(&good), json!({}), "bad_signature");
     set.refused("bad_signature_changed_claim", &unsigned_change(61, 0xff), json!({}), "bad_signature");
     let other_recipient = all.lease_with(|claims| claims.recipient = KeyId([0; 16]));
     set.refused("wrong_recipient", &other_recipient, json!({}), "wrong_recipient");
