@@ -257,3 +257,13 @@ fn nothing_that_prints_holds_a_secret() {
         assert!(!error.to_string().contains("SENTINEL"));
     }
 }
+
+#[test]
+fn keys_are_zeroed_when_dropped() {
+    // CRD-9: a feature of each library, and one that a change of features would lose without a word.
+    fn zeroed<T: zeroize::ZeroizeOnDrop>() {}
+    zeroed::<ed25519_dalek::SigningKey>();
+    zeroed::<x25519_dalek::StaticSecret>();
+    zeroed::<chacha20poly1305::ChaCha20Poly1305>();
+    zeroed::<zeroize::Zeroizing<Vec<u8>>>();
+}
