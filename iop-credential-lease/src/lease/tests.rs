@@ -45,16 +45,15 @@ fn the_smallest_and_the_largest_lease_are_as_large_as_documented() {
         let named = Binding {
             principal: PrincipalName::new(&text).unwrap(),
             route: RouteName::new(&text).unwrap(),
-            slot: binding().slot,
+            slot: SlotName::new(&text).unwrap(),
             profile: ProfileName::new(&text).unwrap(),
             target: TargetName::new(&text).unwrap(),
             node: NodeName::new(&text).unwrap(),
             upstream: UpstreamOrigin::new(&text).unwrap(),
             run: RunName::new(&text).unwrap(),
         };
-        let mut slots = SlotTable::default();
-        let named = Binding { slot: SlotName::new(&text).unwrap(), ..named };
         let state = crate::SlotState { revision: REVISION, status: SlotStatus::Enabled };
+        let mut slots = SlotTable::default();
         slots.replace([(named.slot.clone(), state)]).unwrap();
         let lease = all.lease_of(&ProviderCredential::bearer(&vec![b'k'; secret]).unwrap(), named.clone());
         assert_eq!(lease.as_bytes().len(), size);

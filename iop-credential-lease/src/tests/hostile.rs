@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use super::support::*;
 use crate::format::{parse, read_issuer};
 use crate::{
-    Binding, Grant, IssueError, IssuerKey, LeaseError, LeaseId, NodeName, PrincipalName, ProfileName,
-    ProviderCredential, RecipientPublicKey, RouteName, RunName, SealedLease, SlotName, TargetName, TrustedIssuers,
-    UpstreamOrigin, WeakRecipientKey, verify,
+    Binding, IssuerKey, LeaseError, LeaseId, NodeName, PrincipalName, ProfileName, ProviderCredential,
+    RecipientPublicKey, RouteName, RunName, SealedLease, SlotName, TargetName, TrustedIssuers, UpstreamOrigin,
+    WeakRecipientKey, verify,
 };
 
 /// All encodings of X25519 points whose order divides 8, below and above the field's prime.
@@ -208,16 +208,6 @@ fn a_plaintext_that_is_no_credential_has_the_same_refusal_as_one_that_does_not_d
         let bytes = all.issuer.seal_and_sign(&claims, &all.recipient(), plaintext, &[4; 32]).unwrap();
         assert_eq!(all.refusal(&SealedLease::new(bytes).unwrap()), Some(LeaseError::OpenFailed), "{n}");
     }
-}
-
-#[test]
-fn a_credential_is_not_sealed_to_nobody() {
-    // CRD-9, CRD-14: a seed of zeros is a seed like any other, a time of zero is none.
-    let all = Fixture::new();
-    let recipient = all.recipient();
-    let grant = Grant { recipient: &recipient, generation: 0, revision: 0, binding: binding(), ttl_ms: 0 };
-    let refused = all.issuer.issue(&grant, &ProviderCredential::bearer(b"k").unwrap(), NOW);
-    assert_eq!(refused.map(|_| ()).unwrap_err(), IssueError::Ttl);
 }
 
 fn name() -> impl Strategy<Value = String> {
