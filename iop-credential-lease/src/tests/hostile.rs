@@ -112,14 +112,20 @@ fn a_signed_body_that_is_cut_extended_or_misspelled_is_malformed() {
 }
 
 #[test]
-fn a_ciphertext_of_33_blocks_is_malformed() {
+fn a_ciphertext_has_1_to_32_whole_blocks() {
     // CRD-14
     let all = Fixture::new();
     let claims = all.claims();
-    for (blocks, error) in [(0, LeaseError::Malformed), (32, LeaseError::OpenFailed), (33, LeaseError::Malformed)] {
-        let plaintext = vec![0; 256 * blocks];
-        let bytes = all.issuer.seal_and_sign(&claims, &all.recipient(), &plaintext, &[4; 32]).unwrap();
-        assert_eq!(all.refusal(&SealedLease::new(bytes).unwrap()), Some(error), "{blocks}");
+    for (length, error) in [
+        (0, LeaseError::Malformed),
+        (255, LeaseError::Malformed),
+        (257, LeaseError::Malformed),
+        (256 * 32, LeaseError::OpenFailed),
+        (256 * 33, LeaseError::Malformed),
+    ] {
+        let bytes = all.issuer.seal_and_sign(&claims, &all.recipient(), &vec![0; length], &[4; 32]).unwrap();
+        let lease = SealedLease::new(bytes).unwrap();
+        assert_eq!(all.refusal(&lease), Some(error), "{length}");
     }
 }
 
