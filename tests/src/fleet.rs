@@ -28,6 +28,8 @@ pub struct ProviderPlan {
     pub models: Vec<String>,
     /// What the public names begin with before the provider's own names.
     pub prefix: &'static str,
+    /// More of its keys in edge.yaml, each after a comma.
+    pub more: &'static str,
 }
 
 impl ProviderPlan {
@@ -35,7 +37,16 @@ impl ProviderPlan {
     #[must_use]
     pub fn new(id: &str, base_url: &str, capacity: u32, models: &[&str]) -> Self {
         let models = models.iter().map(|&model| model.to_owned()).collect();
-        Self { node: 0, id: id.to_owned(), base_url: base_url.to_owned(), capacity, wire: "auto", models, prefix: "" }
+        Self {
+            node: 0,
+            id: id.to_owned(),
+            base_url: base_url.to_owned(),
+            capacity,
+            wire: "auto",
+            models,
+            prefix: "",
+            more: "",
+        }
     }
 
     /// On this Node instead of the first.
@@ -50,6 +61,13 @@ impl ProviderPlan {
     pub fn prefixed(mut self, prefix: &'static str) -> Self {
         self.models.iter_mut().for_each(|model| model.insert_str(0, prefix));
         self.prefix = prefix;
+        self
+    }
+
+    /// With these keys of edge.yaml more, each after a comma.
+    #[must_use]
+    pub const fn with(mut self, more: &'static str) -> Self {
+        self.more = more;
         self
     }
 
@@ -133,9 +151,11 @@ impl Plan {
             yaml.push_str(&format!(
                 "  - id: node-{node}\n    token_id: \"{id}\"\n    token_hash: \"{hash}\"\n    providers:\n"
             ));
-            for ProviderPlan { id, base_url, capacity, wire, .. } in self.providers.iter().filter(|p| p.node == node) {
+            for ProviderPlan { id, base_url, capacity, wire, more, .. } in
+                self.providers.iter().filter(|p| p.node == node)
+            {
                 yaml.push_str(&format!(
-                    "      - {{ id: {id}, kind: openai_compat, base_url: \"{base_url}\", capacity: {capacity}, wire: {wire} }}\n"
+                    "      - {{ id: {id}, kind: openai_compat, base_url: \"{base_url}\", capacity: {capacity}, wire: {wire}{more} }}\n"
                 ));
             }
         }

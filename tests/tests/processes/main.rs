@@ -19,6 +19,7 @@ mod kills;
 mod leaving;
 mod load;
 mod node_alone;
+mod recovering;
 mod reload;
 mod shutdown;
 mod slow_reader;
