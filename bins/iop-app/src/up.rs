@@ -329,6 +329,8 @@ async fn ask_with_key(url: &str, auth: &AuthReference) -> Result<(Found, &'stati
             let kind = match found.server {
                 Server::Any => "openai_compat",
                 Server::LlamaCpp => "llama_cpp",
+                Server::LmStudio => "lm_studio",
+                Server::Sglang => "sglang",
                 Server::Vllm => "vllm",
             };
             (Found::Backend(found.targets.iter().map(|target| target.target.to_string()).collect()), kind)
