@@ -48,6 +48,11 @@ pub use ollama::{Ollama, OllamaConfig};
 #[cfg(feature = "openai_compat")]
 pub use openai_compat::{OpenAiCompat, OpenAiCompatConfig, Server};
 
+/// The code of the guide is compiled and run with the doc tests.
+#[cfg(all(doctest, feature = "openai_compat"))]
+#[doc = include_str!("../../docs/adapters.md")]
+struct Guide;
+
 /// The adapter kinds of this build.
 #[must_use]
 pub const fn kinds() -> &'static [&'static str] {

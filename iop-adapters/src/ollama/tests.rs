@@ -115,6 +115,34 @@ async fn it_keeps_the_contract_of_providers() {
 }
 
 #[tokio::test]
+async fn in_every_wrapper_it_keeps_the_contract_its_commands_and_its_list() {
+    // ADP-6
+    use crate::decorators::{Fault, Limit, Record};
+    let tags = Answer::json(200, r#"{"models":[{"name":"m:latest"}]}"#);
+    let backend = ScriptedBackend::builder()
+        .route("POST", "/api/chat", lines().write(say("a")).write(done("stop")))
+        .route("GET", "/api/tags", tags)
+        .route("GET", "/api/version", Answer::json(200, "{}"))
+        .start()
+        .await
+        .unwrap();
+    let inner: Arc<dyn Provider> = Arc::new(Record::new(Arc::new(Fault::new(adapter(&backend), Vec::new()))));
+    let wrapped: Arc<dyn Provider> = Arc::new(Limit::new(inner, NonZeroU32::MIN));
+    assert_eq!(wrapped.refresh().await, Refreshed::Answered);
+    let capabilities = wrapped.capabilities();
+    assert!(capabilities.commands && capabilities.targets.len() == 1);
+    let command = ProviderCommand::OllamaApi {
+        method: Method::GET,
+        path: "/api/version".to_owned(),
+        body: iop_execution::Redacted::default(),
+    };
+    assert!(matches!(wrapped.command(command).await, Ok(CommandOutput::Http { .. })));
+    drop(backend);
+    assert_eq!(wrapped.refresh().await, Refreshed::Silent);
+    assert_eq!(wrapped.probe_health(&target("m")).await, Health::Unavailable);
+}
+
+#[tokio::test]
 async fn a_cancel_closes_the_call_before_the_first_line_and_after_it() {
     // ADP-4, EXE-4
     for (answer, waits_for) in [(lines().late_head().hang(), 0), (lines().write(say("a")).hang(), 1)] {

@@ -98,10 +98,7 @@ pub async fn probe_all(places: Vec<(String, String)>) -> Vec<Probed> {
 async fn probe(url: &str) -> (Found, &'static str) {
     let until = Instant::now() + PROBE_TIME;
     let Some(place) = Place::of(url) else { return (Found::Nothing, ANY) };
-    let socket = match timeout_at(until, place.connect()).await {
-        Ok(Ok(socket)) => socket,
-        Ok(Err(_)) | Err(_) => return (Found::Nothing, ANY),
-    };
+    let Ok(Ok(socket)) = timeout_at(until, place.connect()).await else { return (Found::Nothing, ANY) };
     // Somebody listens: whatever comes now, or does not come, is theirs.
     let listed = async {
         match place.get(socket, "/v1/models").await {
