@@ -4,6 +4,9 @@
 //! | --- | --- | --- | --- |
 //! | `openai_compat` (default) | `openai_compat` | any server that speaks OpenAI chat completions | tunnel, run |
 //! | `llama_cpp` (default) | `llama_cpp` | llama.cpp's server: the same, probed by its slots and counters | tunnel, run |
+//! | `lm_studio` (default) | `lm_studio` | LM Studio: the same, probed by what it has loaded | tunnel, run |
+//! | `ollama` (default) | `ollama` | Ollama, over its own API | run |
+//! | `sglang` (default) | `sglang` | SGLang: the same, probed by its scheduler's counters | tunnel, run |
 //! | `vllm` (default) | `vllm` | vLLM: the same, probed by its engine's counters | tunnel, run |
 //! | `demo` (default) | `demo` | a deterministic model without weights | run |
 //!
@@ -14,6 +17,8 @@
 
 #[cfg(feature = "openai_compat")]
 pub mod auth;
+#[cfg(feature = "openai_compat")]
+mod call;
 #[cfg(feature = "openai_compat")]
 mod chunk;
 #[cfg(feature = "openai_compat")]
@@ -27,6 +32,8 @@ pub mod http;
 mod json;
 #[cfg(feature = "openai_compat")]
 pub mod observer;
+#[cfg(feature = "ollama")]
+pub mod ollama;
 #[cfg(feature = "openai_compat")]
 pub mod openai_compat;
 #[cfg(feature = "openai_compat")]
@@ -36,8 +43,15 @@ mod tracker;
 
 #[cfg(feature = "demo")]
 pub use demo::{Demo, DemoPace};
+#[cfg(feature = "ollama")]
+pub use ollama::{Ollama, OllamaConfig};
 #[cfg(feature = "openai_compat")]
 pub use openai_compat::{OpenAiCompat, OpenAiCompatConfig, Server};
+
+/// The code of the guide is compiled and run with the doc tests.
+#[cfg(all(doctest, feature = "openai_compat"))]
+#[doc = include_str!("../../docs/adapters.md")]
+struct Guide;
 
 /// The adapter kinds of this build.
 #[must_use]
@@ -47,8 +61,14 @@ pub const fn kinds() -> &'static [&'static str] {
         "demo",
         #[cfg(feature = "llama_cpp")]
         "llama_cpp",
+        #[cfg(feature = "lm_studio")]
+        "lm_studio",
+        #[cfg(feature = "ollama")]
+        "ollama",
         #[cfg(feature = "openai_compat")]
         "openai_compat",
+        #[cfg(feature = "sglang")]
+        "sglang",
         #[cfg(feature = "vllm")]
         "vllm",
     ]

@@ -17,48 +17,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::StreamExt;
-use futures_util::future::{Either, select};
-use http::header::AUTHORIZATION;
-use http::{HeaderMap, Method, StatusCode};
-use iop_execution::complaint::retry_after_ms;
-use iop_execution::failure::{FailureCode, FailureStage, ProviderContacted};
+use http::{HeaderMap, Method};
+use iop_execution::failure::FailureCode;
 use iop_execution::{
-    Capabilities, Completion, EventSink, ExecutionFailure, Fenced, HeadSink, Health, Provider, ProviderError,
-    Refreshed, RequestBody, RunRequest, Target, TunnelEnd, TunnelRequest,
+    Capabilities, Completion, EventSink, HeadSink, Health, Provider, ProviderError, Refreshed, RequestBody, RunRequest,
+    Target, TunnelEnd, TunnelRequest,
 };
 
 pub use self::discovery::{DISCOVERY_TIMEOUT, Discovery, MAX_TARGETS};
 use crate::auth::{AuthError, AuthReference, Bearer};
-use crate::complaint;
-use crate::http::{
-    HttpClient, HttpClientError, InvalidOrigin, Origin, Upstream, UpstreamBody, UpstreamError, UpstreamRequest,
-    UpstreamResponse,
-};
-use crate::rules;
+use crate::call::{Media, Refusal, call, failed, in_prefill, media, read_up_to, unless_cancelled};
+use crate::http::{HttpClient, HttpClientError, InvalidOrigin, Origin, Upstream, UpstreamRequest, UpstreamResponse};
 
-/// How long the body of an error answer is waited for.
-const ERROR_BODY_WAIT: Duration = Duration::from_secs(2);
 /// Default of [`OpenAiCompatConfig::terminal_linger`].
 pub const TERMINAL_LINGER: Duration = Duration::from_millis(2_000);
-
-/// Why a call gave no answer; with the server's own error answer, where that may be shown.
-struct Refusal {
-    error: ProviderError,
-    answer: Option<(StatusCode, Bytes)>,
-}
-
-impl From<ProviderError> for Refusal {
-    fn from(error: ProviderError) -> Self {
-        Self { error, answer: None }
-    }
-}
-
-impl From<Refusal> for ProviderError {
-    fn from(refusal: Refusal) -> Self {
-        refusal.error
-    }
-}
 
 /// How to reach one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +60,10 @@ pub enum Server {
     Any,
     /// llama.cpp's `llama-server`.
     LlamaCpp,
+    /// LM Studio.
+    LmStudio,
+    /// SGLang.
+    Sglang,
     /// vLLM.
     Vllm,
 }
@@ -187,10 +163,6 @@ impl OpenAiCompat {
         })
     }
 
-    fn is_llama_cpp(&self) -> bool {
-        self.server == Server::LlamaCpp
-    }
-
     /// What the last discovery found; nothing before the first.
     #[must_use]
     pub fn found(&self) -> Arc<Discovery> {
@@ -218,98 +190,11 @@ impl OpenAiCompat {
         &self,
         method: Method,
         path: &'static str,
-        mut headers: HeaderMap,
+        headers: HeaderMap,
         body: RequestBody,
     ) -> Result<UpstreamResponse, Refusal> {
-        if let Some(bearer) = &self.bearer {
-            headers.insert(AUTHORIZATION, bearer.header().clone());
-        }
         let request = UpstreamRequest { method, path, headers, body };
-        let response = self.upstream.send(request).await.map_err(|error| failed(error, FailureStage::Prefill))?;
-        let status = response.status;
-        let encoded = rules::is_encoded(&response.headers);
-        if status.is_success() {
-            return if encoded {
-                let message = "the provider compressed its answer although it was told not to";
-                Err(in_prefill(ProviderError::protocol(message)).into())
-            } else {
-                Ok(response)
-            };
-        }
-        let retry_after = retry_after_ms(&response.headers);
-        let wait = read_up_to(response.body, complaint::MAX_ERROR_BODY);
-        // A compressed error text says nothing, but its status does.
-        let body =
-            if encoded { Vec::new() } else { tokio::time::timeout(ERROR_BODY_WAIT, wait).await.unwrap_or_default() };
-        let error = complaint::rejected(status.as_u16(), &body, retry_after);
-        // What a server says about its own credential may hold a piece of it.
-        let about_key = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-        let body = if about_key { Bytes::new() } else { Bytes::from(body) };
-        Err(Refusal { error, answer: Some((status, body)) })
-    }
-}
-
-/// The beginning of a body; a body that breaks off counts as far as it came.
-async fn read_up_to(mut body: UpstreamBody, limit: usize) -> Vec<u8> {
-    let mut read = Vec::new();
-    while let Some(Ok(bytes)) = body.next().await {
-        read.extend_from_slice(bytes.get(..limit - read.len()).unwrap_or(&bytes));
-        if read.len() == limit {
-            break;
-        }
-    }
-    read
-}
-
-fn failed(error: UpstreamError, stage: FailureStage) -> ProviderError {
-    match error {
-        UpstreamError::Connect(source) => ProviderError::unreachable().with_source(source),
-        UpstreamError::Broken(source) => ProviderError::broken(stage).with_source(source),
-        UpstreamError::RequestBody => ProviderError::new(ExecutionFailure::new(
-            FailureCode::InvalidRequest,
-            FailureStage::Connect,
-            ProviderContacted::Unknown,
-            "the request body broke off",
-        )),
-    }
-}
-
-/// The same error, but before the first output.
-fn in_prefill(error: ProviderError) -> ProviderError {
-    let mut failure = error.into_failure();
-    failure.stage = FailureStage::Prefill;
-    ProviderError::new(failure)
-}
-
-/// What kind of body an answer says it has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Media {
-    Events,
-    Html,
-    Json,
-    Other,
-}
-
-fn media(headers: &HeaderMap) -> Media {
-    let value = headers.get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let kind = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    match kind.as_str() {
-        "text/event-stream" => Media::Events,
-        "text/html" | "application/xhtml+xml" => Media::Html,
-        "application/json" => Media::Json,
-        other if other.ends_with("+json") => Media::Json,
-        _ => Media::Other,
-    }
-}
-
-/// Runs a call until it ends or the run is cancelled, which drops the call and with it the connection.
-async fn unless_cancelled<T>(
-    cancelled: impl Future<Output = ()> + Send,
-    call: impl Future<Output = Result<T, ProviderError>> + Send,
-) -> Result<T, ProviderError> {
-    match select(std::pin::pin!(cancelled), std::pin::pin!(call)).await {
-        Either::Left(((), _)) => Err(Fenced.into()),
-        Either::Right((outcome, _)) => outcome,
+        call(self.upstream.as_ref(), self.bearer.as_ref(), request).await
     }
 }
 

@@ -24,6 +24,16 @@ pub const OPENAI: Profile = Profile {
     ],
 };
 
+/// Commands to an Ollama server (CMD-1): those that only look.
+pub const OLLAMA: Profile = Profile {
+    routes: &[
+        (Method::GET, "/api/ps"),
+        (Method::GET, "/api/tags"),
+        (Method::GET, "/api/version"),
+        (Method::POST, "/api/show"),
+    ],
+};
+
 /// Longest path that is looked at.
 const MAX_PATH_BYTES: usize = 256;
 /// Longest request id of a backend that is passed on.

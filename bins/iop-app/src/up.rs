@@ -195,8 +195,8 @@ pub async fn start(options: &UpOptions, shutdown: Shutdown) -> Result<Up, Failur
         }
         None => None,
     };
-    let providers: Vec<_> = probed.iter().filter(|probed| matches!(probed.found, Found::Backend(_))).collect();
-    let demo = providers.iter().all(|probed| probed.found == Found::Backend(Vec::new()));
+    let providers: Vec<_> = probed.iter().filter(|probed| is_usable(&probed.found)).collect();
+    let demo = !providers.iter().any(|probed| has_models(&probed.found));
     let mut records: Vec<_> =
         providers.iter().map(|probed| record(&probed.name, Some((&probed.url, probed.kind)), auth.as_ref())).collect();
     if demo {
@@ -279,6 +279,18 @@ fn check_exposure(options: &UpOptions, wanted: SocketAddr) -> Result<(), Failure
     }
 }
 
+/// True for what is worth a provider: one that loads its model lists it soon, and is asked again until then.
+const fn is_usable(found: &Found) -> bool {
+    match found {
+        Found::Backend(_) | Found::Loading => true,
+        Found::Iop | Found::Unauthorized | Found::Other(_) | Found::Silent | Found::Nothing => false,
+    }
+}
+
+fn has_models(found: &Found) -> bool {
+    matches!(found, Found::Backend(models) if !models.is_empty())
+}
+
 async fn find(options: &UpOptions, auth: Option<&AuthReference>) -> Result<Vec<Probed>, Failure> {
     if options.demo {
         return Ok(Vec::new());
@@ -306,7 +318,7 @@ async fn find(options: &UpOptions, auth: Option<&AuthReference>) -> Result<Vec<P
             (probed.found, probed.kind) = ask_with_key(&probed.url, auth).await?;
         }
     }
-    if !probed.iter().any(|probed| matches!(probed.found, Found::Backend(_))) {
+    if !probed.iter().any(|probed| is_usable(&probed.found)) {
         let failure = Failure::fatal(format!("no backend can be used:\n{}", banner::backends(&probed).trim_end()));
         let locked = probed.iter().any(|probed| probed.found == Found::Unauthorized);
         return Err(failure.hint(if locked {
@@ -329,6 +341,8 @@ async fn ask_with_key(url: &str, auth: &AuthReference) -> Result<(Found, &'stati
             let kind = match found.server {
                 Server::Any => "openai_compat",
                 Server::LlamaCpp => "llama_cpp",
+                Server::LmStudio => "lm_studio",
+                Server::Sglang => "sglang",
                 Server::Vllm => "vllm",
             };
             (Found::Backend(found.targets.iter().map(|target| target.target.to_string()).collect()), kind)

@@ -14,7 +14,9 @@ use crate::rules;
 
 /// How long the list of models may take.
 pub const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long llama.cpp's own properties may take: they are a bonus.
+/// Where LM Studio says which models are loaded, and with what context.
+pub(super) const LM_STUDIO_MODELS: &str = "/api/v0/models";
+/// How long a server's own properties may take: they are a bonus.
 const PROPS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Largest list that is read.
 const MAX_LIST_BYTES: usize = 1024 * 1024;
@@ -27,7 +29,7 @@ pub const MAX_TARGETS: usize = 1_024;
 pub struct Discovery {
     /// Its models, in the order it lists them.
     pub targets: Vec<TargetInfo>,
-    /// How many calls it takes at once, where it says so (llama.cpp).
+    /// How many calls it takes at once, where it says so (llama.cpp, SGLang).
     pub slots: Option<NonZeroU32>,
     /// The server is an IOP edge: using it as a backend would be a loop.
     pub is_iop: bool,
@@ -43,15 +45,37 @@ pub(super) async fn discover(adapter: &OpenAiCompat) -> Result<Discovery, Provid
     let server = headers.get(http::header::SERVER).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let server = if server.eq_ignore_ascii_case("llama.cpp") { Server::LlamaCpp } else { listed.server };
     let mut found = Discovery { targets: listed.targets, slots: None, is_iop, server };
-    if adapter.is_llama_cpp() || server == Server::LlamaCpp {
-        let props = tokio::time::timeout(PROPS_TIMEOUT, get(adapter, "/props")).await;
-        match props {
-            Ok(Ok((_, props))) => found.take_props(&props),
+    // What the config says counts more than what a list looks like.
+    match if adapter.server == Server::Any { server } else { adapter.server } {
+        Server::LlamaCpp => match told(adapter, &["/props"]).await {
+            Some(props) => found.take_props(&props),
             // A server that is too busy to tell has as many slots as before.
-            Ok(Err(_)) | Err(_) => found.keep_props(&adapter.found()),
-        }
+            None => found.keep_props(&adapter.found()),
+        },
+        Server::LmStudio => match told(adapter, &[LM_STUDIO_MODELS]).await.and_then(|list| lm_studio(&list)) {
+            Some(models) => found.take_contexts(&models),
+            None => found.keep_contexts(&adapter.found()),
+        },
+        // The second is its older name.
+        Server::Sglang => match told(adapter, &["/server_info", "/get_server_info"]).await {
+            Some(info) => found.slots = sglang_slots(&info),
+            None => found.slots = adapter.found().slots,
+        },
+        Server::Any | Server::Vllm => {}
     }
     Ok(found)
+}
+
+/// What a server tells of itself under the first of these paths that it has.
+async fn told(adapter: &OpenAiCompat, paths: &[&'static str]) -> Option<Vec<u8>> {
+    for path in paths {
+        match tokio::time::timeout(PROPS_TIMEOUT, get(adapter, path)).await {
+            Ok(Ok((_, told))) => return Some(told),
+            Ok(Err(error)) if error.failure().upstream_status == Some(404) => {}
+            Ok(Err(_)) | Err(_) => return None,
+        }
+    }
+    None
 }
 
 async fn get(adapter: &OpenAiCompat, path: &'static str) -> Result<(HeaderMap, Vec<u8>), ProviderError> {
@@ -96,6 +120,88 @@ impl Discovery {
     }
 }
 
+impl Discovery {
+    /// What a loaded model runs with is less than what it was made for.
+    fn take_contexts(&mut self, models: &[LmStudioModel]) {
+        for info in &mut self.targets {
+            let told = models.iter().find(|model| model.target == info.target).and_then(|model| model.context);
+            info.context_length = told.or(info.context_length);
+        }
+    }
+
+    fn keep_contexts(&mut self, before: &Self) {
+        for info in &mut self.targets {
+            let known = before.targets.iter().find(|known| known.target == info.target);
+            info.context_length = info.context_length.or(known.and_then(|known| known.context_length));
+        }
+    }
+}
+
+/// One model of LM Studio's own list.
+pub(super) struct LmStudioModel {
+    pub(super) target: Target,
+    pub(super) loaded: bool,
+    /// With what it is loaded, else what it was made for.
+    context: Option<u64>,
+}
+
+/// LM Studio's own list; none if it is none.
+pub(super) fn lm_studio(list: &[u8]) -> Option<Vec<LmStudioModel>> {
+    let (mut models, mut listed) = (Vec::new(), false);
+    let mut scan = Scanner::new(list);
+    if scan.peek().ok()? != Kind::Object {
+        return None;
+    }
+    let read = scan.object(|scan, key| {
+        if key != b"data" {
+            return scan.skip();
+        }
+        listed = scan.peek()? == Kind::Array;
+        scan.array(|scan| {
+            let (mut id, mut loaded, mut running, mut made_for) = (None, false, None, None);
+            scan.object(|scan, key| {
+                match key {
+                    b"id" => id = scan.text()?.and_then(|id| id.get()),
+                    b"state" => loaded = scan.text()?.is_some_and(|state| state.is("loaded")),
+                    b"loaded_context_length" => running = scan.count()?,
+                    b"max_context_length" => made_for = scan.count()?,
+                    _ => scan.skip()?,
+                }
+                Ok(())
+            })?;
+            let target = id.and_then(|id| Target::new(id).ok()).filter(|_| models.len() < MAX_TARGETS);
+            models.extend(target.map(|target| LmStudioModel { target, loaded, context: running.or(made_for) }));
+            Ok(())
+        })
+    });
+    read.and_then(|()| scan.end()).ok().filter(|()| listed).map(|()| models)
+}
+
+/// How many requests SGLang's schedulers run at once: each of its `dp_size` as many as it says itself.
+fn sglang_slots(info: &[u8]) -> Option<NonZeroU32> {
+    let (mut ranks, mut each) = (None, None);
+    let read = Scanner::new(info).object(|scan, key| match key {
+        b"dp_size" => {
+            ranks = scan.count()?;
+            Ok(())
+        }
+        b"internal_states" => scan.array(|scan| {
+            scan.object(|scan, key| {
+                if key == b"effective_max_running_requests_per_dp" {
+                    each = each.or(scan.count()?);
+                    Ok(())
+                } else {
+                    scan.skip()
+                }
+            })
+        }),
+        _ => scan.skip(),
+    });
+    read.ok()?;
+    let slots = each?.checked_mul(ranks.unwrap_or(1).max(1))?;
+    u32::try_from(slots).ok().and_then(NonZeroU32::new)
+}
+
 /// The models of a list; none if it is no list.
 pub(super) fn targets(list: &[u8]) -> Option<Vec<TargetInfo>> {
     models(list).ok().map(|listed| listed.targets)
@@ -135,11 +241,12 @@ fn model(scan: &mut Scanner<'_>) -> Scanned<(Option<TargetInfo>, Server)> {
             b"owned_by" => {
                 server = match scan.text()? {
                     Some(owner) if owner.is("llamacpp") => Server::LlamaCpp,
+                    Some(owner) if owner.is("sglang") => Server::Sglang,
                     Some(owner) if owner.is("vllm") => Server::Vllm,
                     Some(_) | None => Server::Any,
                 }
             }
-            // vLLM; OpenRouter and others; LM Studio.
+            // vLLM and SGLang; OpenRouter and others; LM Studio.
             b"max_model_len" | b"context_length" | b"max_context_length" => {
                 let tokens = scan.count()?;
                 context = context.or(tokens);

@@ -5,7 +5,8 @@
 //! models. What this answers:
 //!
 //! - available: a counter of the target moved, or a token came;
-//! - unavailable: the connection was refused, the engine says that it is loading or dead, or vLLM does not have the model;
+//! - unavailable: the connection was refused, the engine says that it is loading or dead, or a server whose list is exact
+//!   (vLLM, SGLang, LM Studio) does not have the model;
 //! - unknown: everything else, so each doubt. A saturated engine whose counters rest for a while is one.
 //!
 //! A server of unknown kind has no counters that could be relied on, and its tokens may cost money. One is generated only
@@ -13,19 +14,21 @@
 //! unknown, a refused connection too, because a probe that can lower a provider must be able to raise it again.
 
 mod llama_cpp;
+mod lm_studio;
 mod metrics;
+mod sglang;
 mod vllm;
 
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use http::{HeaderMap, Method, StatusCode};
-use iop_execution::{Health, RequestBody, Target};
+use http::Method;
+use iop_execution::{Health, Target};
 
-use super::{OpenAiCompat, Server, read_up_to};
-use crate::http::UpstreamRequest;
+use self::lm_studio::State;
+use super::{OpenAiCompat, Server, discovery};
+use crate::call::{self, Answer, NoAnswer};
 use crate::json::{Kind, Scanned, Scanner};
 
 /// Longest probe. Whoever asks usually waits less.
@@ -39,19 +42,40 @@ pub(super) async fn probe(adapter: &OpenAiCompat, target: &Target) -> Health {
     let asked = async {
         match adapter.server {
             Server::Any if !adapter.free_tokens => Health::Unknown,
-            Server::Any => match one_token(adapter, target, Api::Chat).await {
-                Token::Made => Health::Available,
-                Token::Refused => Health::Unavailable,
-                Token::Loading | Token::None => Health::Unknown,
-            },
+            Server::Any => token_alone(adapter, target).await,
             Server::LlamaCpp => watch(adapter, target).await,
-            Server::Vllm => match vllm::has(adapter, target).await {
+            Server::LmStudio => match lm_studio::state(adapter, target).await {
+                State::Loaded | State::Untold => token_alone(adapter, target).await,
+                // A token would load it, and perhaps throw another one out.
+                State::NotLoaded => Health::Unknown,
+                State::Missing | State::Refused => Health::Unavailable,
+                State::Nothing => Health::Unknown,
+            },
+            Server::Sglang | Server::Vllm => match exact_list_has(adapter, target).await {
                 Some(false) => Health::Unavailable,
                 Some(true) | None => watch(adapter, target).await,
             },
         }
     };
     tokio::time::timeout(PROBE_LIMIT, asked).await.unwrap_or(Health::Unknown)
+}
+
+/// A token where there is nothing else to look at.
+async fn token_alone(adapter: &OpenAiCompat, target: &Target) -> Health {
+    of_token(&one_token(adapter, target, Api::Chat).await).unwrap_or(Health::Unknown)
+}
+
+/// Whether a server has this model whose list is exact, adapters included. None if it does not say.
+async fn exact_list_has(adapter: &OpenAiCompat, target: &Target) -> Option<bool> {
+    match ask(adapter, Method::GET, "/v1/models", "").await {
+        Ok(answer) if answer.status.is_success() => {
+            let targets = discovery::targets(&answer.body)?;
+            // One with too many models, or none, says nothing of this one.
+            let exact = !targets.is_empty() && targets.len() < discovery::MAX_TARGETS;
+            exact.then(|| targets.iter().any(|info| info.target == *target))
+        }
+        Ok(_) | Err(_) => None,
+    }
 }
 
 /// What an engine counts at one moment.
@@ -92,8 +116,9 @@ enum Look {
 async fn look(adapter: &OpenAiCompat, target: &Target) -> Look {
     match adapter.server {
         Server::LlamaCpp => llama_cpp::look(adapter).await,
+        Server::Sglang => sglang::look(adapter, target).await,
         Server::Vllm => vllm::look(adapter, target).await,
-        Server::Any => Look::Nothing,
+        Server::Any | Server::LmStudio => Look::Nothing,
     }
 }
 
@@ -157,39 +182,13 @@ const fn of_token(token: &Token) -> Option<Health> {
     }
 }
 
-/// How a request failed before it had a status.
-enum NoAnswer {
-    Refused,
-    Broken,
-}
-
-struct Answer {
-    status: StatusCode,
-    body: Vec<u8>,
-}
-
 async fn ask(
     adapter: &OpenAiCompat,
     method: Method,
     path: &'static str,
     body: impl Into<bytes::Bytes>,
 ) -> Result<Answer, NoAnswer> {
-    let mut headers = HeaderMap::new();
-    if method == Method::POST {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    }
-    if let Some(bearer) = &adapter.bearer {
-        headers.insert(AUTHORIZATION, bearer.header().clone());
-    }
-    let request = UpstreamRequest { method, path, headers, body: RequestBody::full(body) };
-    match adapter.upstream.send(request).await {
-        Ok(response) => {
-            let status = response.status;
-            Ok(Answer { status, body: read_up_to(response.body, MAX_ANSWER).await })
-        }
-        Err(error) if error.is_refused() => Err(NoAnswer::Refused),
-        Err(_) => Err(NoAnswer::Broken),
-    }
+    call::ask(adapter.upstream.as_ref(), adapter.bearer.as_ref(), method, path, body.into(), MAX_ANSWER).await
 }
 
 #[derive(Debug, Clone, Copy)]

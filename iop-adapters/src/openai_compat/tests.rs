@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use http::StatusCode;
 use iop_execution::event::RunEventKind;
 use iop_execution::testkit::{ScriptedBackend, chat_json, run_request, tunnel_request};
 use iop_execution::{ChatInput, FrameFlags, RunEvent, RunExecution, TunnelExecution, TunnelFrame};
 
 use super::*;
+use crate::http::UpstreamError;
 
 /// Longest any single wait of a test may take: a bound, never a measure.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,12 +1,17 @@
-//! Decides how commands are answered (CMD-1, CMD-2): what needs no backend at once, a probe beside everything else.
+//! Decides how commands are answered (CMD-1, CMD-2): what needs no backend at once, what asks one beside everything else.
 //!
-//! A command takes no place and changes nothing. At most [`MAX_COMMANDS`] probes run at once; a further one is told `busy`.
+//! A command takes no place and changes nothing. At most [`MAX_COMMANDS`] of those that ask a backend run at once; a further
+//! one is told `busy`.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use iop_execution::failure::FailureStage;
-use iop_execution::{AdapterKey, Capabilities, ExecutionFailure, FailureCode, ProviderContacted, Target};
+use iop_execution::{
+    AdapterKey, Capabilities, CommandOutput, ExecutionFailure, FailureCode, ProviderCommand, ProviderContacted, Target,
+};
 use iop_wire::{CapabilitiesResult, CommandRequest, CommandResponse, CommandResult, NodeCommand, TargetHealth, ToEdge};
 use tokio::task::JoinError;
 use tokio::time::timeout;
@@ -16,8 +21,12 @@ use crate::adapters::Adapter;
 use crate::probe::Probe;
 use crate::state::watchdog::probe_timeout;
 
-/// Most probes for commands at once.
+/// Most commands that ask a backend at once.
 const MAX_COMMANDS: usize = 16;
+/// How long a backend may take to answer a command that names no deadline.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Largest answer of a backend that travels.
+const MAX_ANSWER: usize = 32 * 1024;
 
 type Outcome = Result<CommandResult, ExecutionFailure>;
 
@@ -40,11 +49,20 @@ impl Session<'_> {
                     Err(failure) => Err(failure),
                 }
             }
+            NodeCommand::OllamaApi { adapter, method, path, body } => {
+                match self.command_backend(&adapter, ProviderCommand::OllamaApi { method, path, body }, deadline_ms) {
+                    Ok(asking) => {
+                        self.commands.spawn(async move {
+                            let outcome = asking.await;
+                            CommandResponse { command_id, session_id, outcome }
+                        });
+                        return Ok(());
+                    }
+                    Err(failure) => Err(failure),
+                }
+            }
             NodeCommand::TransportStatus => {
                 Ok(CommandResult::TransportStatus { active_runs: u32::try_from(self.runs.len()).unwrap_or(u32::MAX) })
-            }
-            NodeCommand::OllamaApi { .. } => {
-                Err(refused(FailureCode::Unsupported, "this Node has no adapter that speaks Ollama's own API"))
             }
             // Commands of later versions.
             _ => Err(refused(FailureCode::Unsupported, "this Node does not know that command")),
@@ -73,6 +91,44 @@ impl Session<'_> {
         Ok((adapter, capabilities))
     }
 
+    fn has_room(&self) -> Result<(), ExecutionFailure> {
+        if self.commands.len() < MAX_COMMANDS {
+            Ok(())
+        } else {
+            Err(refused(FailureCode::Busy, "too many commands at once"))
+        }
+    }
+
+    /// Hands a command to an adapter that has some. What it may ask its backend is the adapter's to say.
+    fn command_backend(
+        &self,
+        key: &AdapterKey,
+        command: ProviderCommand,
+        deadline_ms: u64,
+    ) -> Result<impl Future<Output = Outcome> + Send + 'static, ExecutionFailure> {
+        let (adapter, capabilities) = self.capabilities(key)?;
+        if !capabilities.commands {
+            return Err(refused(FailureCode::Unsupported, "this adapter has no commands"));
+        }
+        self.has_room()?;
+        let provider = Arc::clone(adapter.provider());
+        let limit = if deadline_ms == 0 { COMMAND_TIMEOUT } else { Duration::from_millis(deadline_ms) };
+        let asked = AssertUnwindSafe(async move { provider.command(command).await }).catch_unwind();
+        Ok(async move {
+            match timeout(limit, asked).await.map_err(|_| late())? {
+                Ok(Ok(CommandOutput::Http { status, body })) if body.expose().len() <= MAX_ANSWER => {
+                    Ok(CommandResult::OllamaApi { status, body })
+                }
+                Ok(Ok(_)) => Err(refused(FailureCode::Internal, "the adapter's answer can't travel")),
+                Ok(Err(error)) => Err(error.into_failure()),
+                Err(_) => {
+                    tracing::error!("an adapter panicked in a command");
+                    Err(refused(FailureCode::Internal, "the adapter failed"))
+                }
+            }
+        })
+    }
+
     /// Probes exactly this target. Nothing is observed, and no number is used, before the probe has ended in time.
     fn probe(
         &self,
@@ -84,9 +140,7 @@ impl Session<'_> {
         if !adapter.knows(&target, &capabilities) {
             return Err(refused(FailureCode::UnknownTarget, "the adapter has no such target"));
         }
-        if self.commands.len() >= MAX_COMMANDS {
-            return Err(refused(FailureCode::Busy, "too many commands at once"));
-        }
+        self.has_room()?;
         let limit = probe_timeout(adapter.config());
         let probe = Probe {
             provider: Arc::clone(adapter.provider()),

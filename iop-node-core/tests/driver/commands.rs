@@ -2,7 +2,10 @@ use std::time::Duration;
 
 use iop_execution::provider::TargetInfo;
 use iop_execution::testkit::{Script, ScriptedProvider};
-use iop_execution::{AdapterKey, Capabilities, FailureCode, Health, Redacted, SessionId, Target};
+use iop_execution::{
+    AdapterKey, Capabilities, CommandOutput, Completion, EventSink, FailureCode, FinishReason, Health, Provider,
+    ProviderCommand, ProviderError, Redacted, RunRequest, SessionId, Target,
+};
 use iop_wire::*;
 use tokio::time::Instant;
 
@@ -129,27 +132,108 @@ async fn a_disconnect_ends_the_probes_of_commands() {
     assert!(conn.is_silent(Duration::from_secs(100)).await);
 }
 
+fn ollama_api(command_id: u64, adapter: &str, path: &str, deadline_ms: u64) -> ToNode {
+    ToNode::Command(CommandRequest {
+        command_id,
+        session_id: Some(SessionId::new("s").unwrap()),
+        deadline_ms,
+        command: NodeCommand::OllamaApi {
+            adapter: AdapterKey::new(adapter).unwrap(),
+            method: http::Method::POST,
+            path: path.into(),
+            body: Redacted::new("{}".into()),
+        },
+    })
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_call_of_ollamas_own_api_is_unsupported_and_the_session_lives() {
+async fn a_call_of_ollamas_own_api_is_unsupported_by_other_adapters_and_the_session_lives() {
     // CMD-1, W14
     let (mut node, calls) = Harness::scripted(ScriptedProvider::new(Script::text("x")));
     let mut conn = node.ready().await;
-    conn.send(ToNode::Command(CommandRequest {
-        command_id: 3,
-        session_id: None,
-        deadline_ms: 1,
-        command: NodeCommand::OllamaApi {
-            adapter: AdapterKey::new("a").unwrap(),
-            method: http::Method::DELETE,
-            path: "/api/delete".into(),
-            body: Redacted::default(),
-        },
-    }));
+    conn.send(ollama_api(3, "a", "/api/show", 1));
     let response = conn.response().await;
     assert_eq!((response.command_id, code(&response)), (3, FailureCode::Unsupported));
     assert_eq!(calls.counts().calls, 0);
     conn.run(1).await;
     assert_eq!(conn.rest(1).await.len(), 3);
+}
+
+/// A provider whose commands do what their path says.
+#[derive(Debug)]
+struct Commanded;
+
+#[iop_execution::async_trait]
+impl Provider for Commanded {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::runs_only();
+        capabilities.commands = true;
+        capabilities
+    }
+
+    async fn execute(&self, _: RunRequest, sink: &mut EventSink) -> Result<Completion, ProviderError> {
+        sink.cancelled().await;
+        Ok(Completion::new(FinishReason::Stop))
+    }
+
+    async fn command(&self, command: ProviderCommand) -> Result<CommandOutput, ProviderError> {
+        let ProviderCommand::OllamaApi { method, path, body } = command else { panic!() };
+        assert_eq!((method, body.expose().as_ref()), (http::Method::POST, &b"{}"[..]));
+        let answer = |len: usize| CommandOutput::Http {
+            status: http::StatusCode::IM_A_TEAPOT,
+            body: Redacted::new(vec![b'a'; len].into()),
+        };
+        match path.as_str() {
+            "/small" => Ok(answer(32 * 1024)),
+            "/large" => Ok(answer(32 * 1024 + 1)),
+            "/refused" => Err(ProviderError::unsupported("not on the list")),
+            "/panics" => panic!("in a command"),
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_for_the_backend_runs_beside_everything_else_and_its_answer_is_bounded() {
+    // CMD-1, WIR-9
+    let mut node = Harness::new(std::sync::Arc::new(Commanded));
+    let mut conn = node.ready_with(ProviderConfig { capacity: 1, wire: WireMode::Run, ..config() }).await;
+    conn.run(1).await;
+    // The only place is taken: a command takes none.
+    conn.send(ollama_api(1, "a", "/small", 0));
+    let response = conn.response().await;
+    assert_eq!((response.command_id, response.session_id.clone()), (1, Some(SessionId::new("s").unwrap())));
+    let Ok(CommandResult::OllamaApi { status, body }) = response.outcome else { panic!() };
+    assert_eq!((status.as_u16(), body.expose().len()), (418, 32 * 1024));
+    for (id, adapter, path, want) in [
+        (2, "a", "/large", FailureCode::Internal),
+        (3, "a", "/refused", FailureCode::Unsupported),
+        (4, "a", "/panics", FailureCode::Internal),
+        (5, "nobody", "/small", FailureCode::UnknownAdapter),
+    ] {
+        conn.send(ollama_api(id, adapter, path, 0));
+        let response = conn.response().await;
+        assert_eq!((response.command_id, code(&response)), (id, want), "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_a_backend_does_not_answer_ends_at_its_deadline_and_so_many_run_at_once() {
+    // CMD-1
+    let mut node = Harness::new(std::sync::Arc::new(Commanded));
+    let mut conn = node.ready_with(ProviderConfig { wire: WireMode::Run, ..config() }).await;
+    let began = Instant::now();
+    for id in 0..17 {
+        conn.send(ollama_api(id, "a", "/hangs", if id == 0 { 0 } else { 2_000 }));
+    }
+    assert_eq!(code(&conn.response().await), FailureCode::Busy);
+    for _ in 0..15 {
+        assert_eq!(code(&conn.response().await), FailureCode::DeadlineExceeded);
+    }
+    assert_eq!(began.elapsed(), Duration::from_secs(2));
+    let last = conn.response().await;
+    assert_eq!((last.command_id, code(&last)), (0, FailureCode::DeadlineExceeded));
+    assert_eq!(began.elapsed(), Duration::from_secs(60), "without a deadline it is bounded all the same");
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,7 +32,9 @@ pub(super) fn backends(probed: &[Probed]) -> String {
                 Found::Backend(models) => format!("{} models", models.len()),
                 Found::Iop => "is IOP itself: skipped".to_owned(),
                 Found::Unauthorized => "asks for a key: skipped".to_owned(),
+                Found::Loading => "is loading its model: served as soon as it is there".to_owned(),
                 Found::Other(what) => format!("{what}: skipped"),
+                Found::Silent => "takes connections but does not answer (hung, or no HTTP): skipped".to_owned(),
                 Found::Nothing => "no answer: skipped".to_owned(),
             };
             vec![probed.name.clone(), probed.url.clone(), found]

@@ -13,7 +13,7 @@ use rustls_pki_types::ServerName;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 #[cfg(test)]
 mod tests;
@@ -28,6 +28,29 @@ const MAX_LIST_BYTES: usize = 4 << 20;
 /// The adapter kind of a server that does not say what it is.
 const ANY: &str = "openai_compat";
 
+/// Kinds that are known by a path only they have. Asked where the owner of the models or the port hints at one.
+const TELLTALES: [Telltale; 4] = [
+    Telltale { kind: "ollama", owners: &["library"], port: 11434, path: "/api/version", key: "version" },
+    Telltale {
+        kind: "lm_studio",
+        owners: &["organization_owner", "organization-owner"],
+        port: 1234,
+        path: "/api/v0/models",
+        key: "data",
+    },
+    Telltale { kind: "sglang", owners: &[], port: 30000, path: "/server_info", key: "internal_states" },
+    Telltale { kind: "sglang", owners: &[], port: 30000, path: "/get_server_info", key: "internal_states" },
+];
+
+struct Telltale {
+    kind: &'static str,
+    owners: &'static [&'static str],
+    port: u16,
+    path: &'static str,
+    /// What its answer holds.
+    key: &'static str,
+}
+
 /// What a probe found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
@@ -37,9 +60,13 @@ pub enum Found {
     Iop,
     /// It wants a key.
     Unauthorized,
+    /// It is loading its model: its list comes later.
+    Loading,
     /// Something that does not list models.
     Other(String),
-    /// Nothing answers.
+    /// It takes connections and says nothing.
+    Silent,
+    /// Nobody listens.
     Nothing,
 }
 
@@ -62,76 +89,166 @@ pub struct Probed {
 /// May be dropped at any time; open connections close.
 pub async fn probe_all(places: Vec<(String, String)>) -> Vec<Probed> {
     join_all(places.into_iter().map(|(name, url)| async move {
-        let (found, kind) = timeout(PROBE_TIME, probe(&url)).await.unwrap_or((Found::Nothing, ANY));
+        let (found, kind) = probe(&url).await;
         Probed { name, url, kind, found }
     }))
     .await
 }
 
 async fn probe(url: &str) -> (Found, &'static str) {
-    let Ok(uri) = url.parse::<Uri>() else { return (Found::Nothing, ANY) };
-    let (Some(host), tls) = (uri.host(), uri.scheme_str() == Some("https")) else { return (Found::Nothing, ANY) };
-    let host = host.trim_matches(['[', ']']);
-    let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-    let Ok(socket) = TcpStream::connect((host, port)).await else { return (Found::Nothing, ANY) };
-    if !tls {
-        return ask(socket, &uri).await;
-    }
-    let (Ok(config), Ok(name)) = (crate::tls::backend_client(), ServerName::try_from(host.to_owned())) else {
-        return (Found::Other("TLS is not possible".to_owned()), ANY);
+    let until = Instant::now() + PROBE_TIME;
+    let Some(place) = Place::of(url) else { return (Found::Nothing, ANY) };
+    let Ok(Ok(socket)) = timeout_at(until, place.connect()).await else { return (Found::Nothing, ANY) };
+    // Somebody listens: whatever comes now, or does not come, is theirs.
+    let listed = async {
+        match place.get(socket, "/v1/models").await {
+            Ok(Some(answer)) => read(&answer),
+            Ok(None) => (Found::Nothing, None),
+            Err(problem) => (Found::Other(problem), None),
+        }
     };
-    match tokio_rustls::TlsConnector::from(Arc::clone(&config)).connect(name, socket).await {
-        Ok(stream) => ask(stream, &uri).await,
-        Err(error) => (Found::Other(format!("TLS: {error}")), ANY),
+    let Ok((found, list)) = timeout_at(until, listed).await else { return (Found::Silent, ANY) };
+    match (&found, list) {
+        (Found::Backend(_), Some((ANY, owners))) => {
+            // Who it is only chooses the adapter: what is not told in time costs no backend.
+            let kind = timeout_at(Instant::now() + PROBE_TIME, told_apart(&place, &owners)).await;
+            (found, kind.ok().flatten().unwrap_or(ANY))
+        }
+        (Found::Backend(_), Some((kind, _))) => (found, kind),
+        (Found::Loading, _) => (found, "llama_cpp"),
+        _ => (found, ANY),
     }
 }
 
-async fn ask<IO>(io: IO, uri: &Uri) -> (Found, &'static str)
-where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let Ok((mut sender, connection)) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await else {
-        return (Found::Nothing, ANY);
-    };
-    let exchange = async move {
-        let authority = uri.authority().map_or("", http::uri::Authority::as_str);
-        let path = format!("{}/v1/models", uri.path().trim_end_matches('/').trim_end_matches("/v1"));
-        let Ok(request) = Request::get(path).header(HOST, authority).body(Empty::<Bytes>::new()) else {
-            return (Found::Nothing, ANY);
-        };
-        let Ok(answer) = sender.send_request(request).await else { return (Found::Nothing, ANY) };
-        if answer.headers().contains_key("x-iop-edge") {
-            return (Found::Iop, ANY);
+/// The kind of a server by a path only it has.
+async fn told_apart(place: &Place, owners: &[String]) -> Option<&'static str> {
+    for telltale in &TELLTALES {
+        let hinted =
+            place.port == telltale.port || owners.iter().any(|owner| telltale.owners.contains(&owner.as_str()));
+        if !hinted {
+            continue;
         }
-        let server = answer.headers().get(SERVER).map(|server| server.as_bytes().to_vec()).unwrap_or_default();
-        match answer.status() {
-            StatusCode::OK => {}
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return (Found::Unauthorized, ANY),
-            status => return (Found::Other(format!("answered {}", status.as_u16())), ANY),
+        let socket = place.connect().await.ok()?;
+        if let Ok(Some(answer)) = place.get(socket, telltale.path).await
+            && answer.status == StatusCode::OK
+            && answer
+                .body
+                .as_deref()
+                .and_then(|body| serde_json::from_slice::<serde_json::Value>(body).ok())
+                .is_some_and(|told| told.get(telltale.key).is_some())
+        {
+            return Some(telltale.kind);
         }
-        match Limited::new(answer.into_body(), MAX_LIST_BYTES).collect().await {
-            Ok(body) => match serde_json::from_slice::<ModelList>(&body.to_bytes()) {
-                Ok(list) => {
-                    let kind = list.kind(&server);
-                    (Found::Backend(list.data.into_iter().map(|model| model.id).collect()), kind)
-                }
-                Err(_) => (Found::Other("lists no models".to_owned()), ANY),
-            },
-            Err(_) => (Found::Other("broke off its list of models".to_owned()), ANY),
-        }
-    };
-    // The connection is driven beside the exchange and dropped with it: no task is left behind.
-    let mut exchange = std::pin::pin!(exchange);
-    tokio::select! {
-        found = exchange.as_mut() => found,
-        // The answer may lie in buffers when its connection has ended.
-        _ = connection => exchange.await,
     }
+    None
+}
+
+/// Where to ask.
+struct Place {
+    uri: Uri,
+    host: String,
+    port: u16,
+    tls: bool,
+}
+
+/// What was answered.
+struct Answer {
+    status: StatusCode,
+    is_iop: bool,
+    server: Vec<u8>,
+    /// None if it broke off.
+    body: Option<Bytes>,
+}
+
+impl Place {
+    fn of(url: &str) -> Option<Self> {
+        let uri = url.parse::<Uri>().ok()?;
+        let tls = uri.scheme_str() == Some("https");
+        let host = uri.host()?.trim_matches(['[', ']']).to_owned();
+        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        Some(Self { uri, host, port, tls })
+    }
+
+    async fn connect(&self) -> std::io::Result<TcpStream> {
+        TcpStream::connect((self.host.as_str(), self.port)).await
+    }
+
+    /// None if it speaks no HTTP.
+    async fn get(&self, socket: TcpStream, path: &str) -> Result<Option<Answer>, String> {
+        if !self.tls {
+            return Ok(self.ask(socket, path).await);
+        }
+        let (Ok(config), Ok(name)) = (crate::tls::backend_client(), ServerName::try_from(self.host.clone())) else {
+            return Err("TLS is not possible".to_owned());
+        };
+        match tokio_rustls::TlsConnector::from(Arc::clone(&config)).connect(name, socket).await {
+            Ok(stream) => Ok(self.ask(stream, path).await),
+            Err(error) => Err(format!("TLS: {error}")),
+        }
+    }
+
+    async fn ask<IO>(&self, io: IO, path: &str) -> Option<Answer>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await.ok()?;
+        let exchange = async move {
+            let authority = self.uri.authority().map_or("", http::uri::Authority::as_str);
+            let path = format!("{}{path}", self.uri.path().trim_end_matches('/').trim_end_matches("/v1"));
+            let request = Request::get(path).header(HOST, authority).body(Empty::<Bytes>::new()).ok()?;
+            let answer = sender.send_request(request).await.ok()?;
+            let (head, body) = answer.into_parts();
+            let is_iop = head.headers.contains_key("x-iop-edge");
+            let server = head.headers.get(SERVER).map(|server| server.as_bytes().to_vec()).unwrap_or_default();
+            let body = Limited::new(body, MAX_LIST_BYTES).collect().await.ok().map(http_body_util::Collected::to_bytes);
+            Some(Answer { status: head.status, is_iop, server, body })
+        };
+        // The connection is driven beside the exchange and dropped with it: no task is left behind.
+        let mut exchange = std::pin::pin!(exchange);
+        tokio::select! {
+            found = exchange.as_mut() => found,
+            // The answer may lie in buffers when its connection has ended.
+            _ = connection => exchange.await,
+        }
+    }
+}
+
+/// What an answer to the list of models says; of a list, the kind and the owners of its models too.
+fn read(answer: &Answer) -> (Found, Option<(&'static str, Vec<String>)>) {
+    if answer.is_iop {
+        return (Found::Iop, None);
+    }
+    let body = answer.body.as_deref();
+    match answer.status {
+        StatusCode::OK => {}
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return (Found::Unauthorized, None),
+        // llama.cpp's words while it loads its model.
+        StatusCode::SERVICE_UNAVAILABLE if body.is_some_and(|body| contains(body, b"unavailable_error")) => {
+            return (Found::Loading, None);
+        }
+        status => return (Found::Other(format!("answered {}", status.as_u16())), None),
+    }
+    let Some(body) = body else { return (Found::Other("broke off its list of models".to_owned()), None) };
+    match serde_json::from_slice::<ModelList>(body) {
+        Ok(list) => {
+            let (kind, owners) = (list.kind(&answer.server), list.owners());
+            // Ollama without a model says null.
+            let models = list.data.unwrap_or_default().into_iter().map(|model| model.id).collect();
+            (Found::Backend(models), Some((kind, owners)))
+        }
+        Err(_) => (Found::Other("lists no models".to_owned()), None),
+    }
+}
+
+fn contains(text: &[u8], words: &[u8]) -> bool {
+    text.windows(words.len()).any(|window| window == words)
 }
 
 #[derive(Deserialize)]
 struct ModelList {
-    data: Vec<Model>,
+    /// Required, but may be null.
+    #[serde(deserialize_with = "Option::deserialize")]
+    data: Option<Vec<Model>>,
 }
 
 #[derive(Deserialize)]
@@ -142,13 +259,21 @@ struct Model {
 }
 
 impl ModelList {
-    /// Servers with a probe of their own say who they are.
+    fn owners(&self) -> Vec<String> {
+        let models = self.data.iter().flatten();
+        models.filter_map(|model| model.owned_by.as_ref()?.as_str().map(ToOwned::to_owned)).collect()
+    }
+
+    /// Servers that say in their list who they are.
     fn kind(&self, server: &[u8]) -> &'static str {
-        let owned_by = |owner| self.data.iter().any(|model| model.owned_by.as_ref().is_some_and(|by| by == owner));
+        let owners = self.owners();
+        let owned_by = |owner: &str| owners.iter().any(|by| by == owner);
         if server.eq_ignore_ascii_case(b"llama.cpp") || owned_by("llamacpp") {
             "llama_cpp"
         } else if owned_by("vllm") {
             "vllm"
+        } else if owned_by("sglang") {
+            "sglang"
         } else {
             ANY
         }

@@ -176,6 +176,57 @@ async fn every_model_of_every_backend_is_served_and_iop_itself_is_skipped() {
 }
 
 #[tokio::test]
+async fn a_loading_and_a_hung_backend_are_listed_as_that_and_ollama_is_served_over_its_own_api() {
+    // BIN-1, ADP-1
+    use iop_execution::testkit::{Answer, ScriptedBackend};
+    let models = Answer::json(200, r#"{"object":"list","data":[{"id":"llama3.2:latest","owned_by":"library"}]}"#);
+    let tags = Answer::json(200, r#"{"models":[{"name":"llama3.2:latest","model":"llama3.2:latest"}]}"#);
+    let lines = concat!(
+        r#"{"model":"llama3.2:latest","message":{"role":"assistant","content":"in lines"},"done":false}"#,
+        "\n",
+        r#"{"model":"llama3.2:latest","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop"}"#,
+        "\n"
+    );
+    let ollama = ScriptedBackend::builder()
+        .route("GET", "/v1/models", models)
+        .route("GET", "/api/version", Answer::json(200, r#"{"version":"0.12.0"}"#))
+        .route("GET", "/api/tags", tags)
+        .route("POST", "/api/chat", Answer::new(200).header("content-type", "application/x-ndjson").write(lines))
+        .otherwise(Answer::json(404, "{}"))
+        .start()
+        .await
+        .unwrap();
+    let loading = r#"{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}"#;
+    let loading = ScriptedBackend::builder()
+        .otherwise(Answer::json(503, loading))
+        .route("GET", "/v1/models", Answer::json(503, loading))
+        .start()
+        .await
+        .unwrap();
+    let hung = ScriptedBackend::builder()
+        .route("GET", "/v1/models", Answer::new(200).late_head().hang())
+        .start()
+        .await
+        .unwrap();
+    let urls = [ollama.base_url(), loading.base_url(), hung.base_url()];
+    let flags: Vec<_> = urls.iter().flat_map(|url| ["--backend", url.as_str()]).collect();
+    let (up, _shutdown) = started(&flags).await;
+    let kinds: Vec<_> = up.probed.iter().map(|probed| probed.kind).collect();
+    assert_eq!(kinds, ["ollama", "llama_cpp", "openai_compat"]);
+    assert_eq!((up.models.as_slice(), up.demo), (["llama3.2:latest".to_owned()].as_slice(), None));
+    let banner = banner::banner(&up);
+    for words in ["1 model", "is loading its model: served", "does not answer (hung, or no HTTP): skipped"] {
+        assert!(banner.contains(words), "{words}: {banner}");
+    }
+    let answer = text(send(up.address, chat("llama3.2:latest", false)).await).await;
+    assert!(answer.contains("in lines"), "{answer}");
+    // One that only loads is worth waiting for; one that hangs is not.
+    let (up, _shutdown) = started(&["--backend", &urls[1]]).await;
+    assert_eq!((up.models.as_slice(), up.demo), (["iop-demo".to_owned()].as_slice(), Some(Asked::No)));
+    assert!(refused(&["--backend", &urls[2]]).await.to_string().contains("does not answer"));
+}
+
+#[tokio::test]
 async fn backends_that_were_named_and_do_not_answer_end_it_with_the_reason() {
     // BIN-1, BIN-5
     let gone = {

@@ -6,25 +6,12 @@
 use http::Method;
 use iop_execution::Target;
 
-use super::super::{OpenAiCompat, discovery};
+use super::super::OpenAiCompat;
 use super::metrics::{Sample, samples};
 use super::{Look, Mark, NoAnswer, Reading, ask};
 
 /// Counters that grow when the engine has done something.
 const PROGRESS: [&str; 3] = ["generation_tokens_total", "prompt_tokens_total", "iteration_tokens_total_count"];
-
-/// Whether vLLM has this model: its list is exact, adapters included. None if it does not say.
-pub(super) async fn has(adapter: &OpenAiCompat, target: &Target) -> Option<bool> {
-    match ask(adapter, Method::GET, "/v1/models", "").await {
-        Ok(answer) if answer.status.is_success() => {
-            let targets = discovery::targets(&answer.body)?;
-            // One with too many models, or none, says nothing of this one.
-            let exact = !targets.is_empty() && targets.len() < discovery::MAX_TARGETS;
-            exact.then(|| targets.iter().any(|info| info.target == *target))
-        }
-        Ok(_) | Err(_) => None,
-    }
-}
 
 pub(super) async fn look(adapter: &OpenAiCompat, target: &Target) -> Look {
     match ask(adapter, Method::GET, "/metrics", "").await {

@@ -52,6 +52,7 @@ async fn a_server_is_known_by_the_owner_of_its_models() {
     // ADP-1, BIN-1
     for (models, want) in [
         (r#"{"id":"a"},{"id":"m","owned_by":"vllm","max_model_len":4}"#, Server::Vllm),
+        (r#"{"id":"m","owned_by":"sglang","root":"m","max_model_len":4}"#, Server::Sglang),
         (r#"{"id":"m","owned_by":"library"}"#, Server::Any),
         (r#"{"id":"m","owned_by":null}"#, Server::Any),
     ] {
@@ -73,6 +74,63 @@ async fn a_llama_cpp_by_config_is_asked_for_its_slots_whatever_its_list_says() {
     let adapter = OpenAiCompat::new(config).unwrap();
     adapter.start().await.unwrap();
     assert_eq!(adapter.capabilities().max_concurrency.map(NonZeroU32::get), Some(3));
+}
+
+/// An adapter of this kind that has discovered once, with these answers beside the list of models.
+async fn discovered(server: Server, models: &str, routes: &[(&str, Answer)]) -> OpenAiCompat {
+    let builder = ScriptedBackend::builder().route("GET", "/v1/models", list(models));
+    let builder = routes.iter().fold(builder, |builder, (path, answer)| builder.route("GET", path, answer.clone()));
+    let backend = builder.otherwise(Answer::json(404, "{}")).start().await.unwrap();
+    let adapter = OpenAiCompat::new(OpenAiCompatConfig::new(backend.base_url()).with_server(server)).unwrap();
+    adapter.start().await.unwrap();
+    adapter
+}
+
+#[tokio::test]
+async fn sglang_tells_how_many_requests_it_runs_under_either_name_of_its_info() {
+    // LEA-8, ADP-5
+    let models = r#"{"id":"m","owned_by":"sglang","root":"m","max_model_len":8192}"#;
+    let info = |ranks: &str| {
+        Answer::json(
+            200,
+            format!(
+                r#"{{"model_path":"m",{ranks}"max_running_requests":null,"internal_states":[{{"last_gen_throughput":1.5,"memory_usage":{{"weight":1}},"effective_max_running_requests_per_dp":128}}]}}"#
+            ),
+        )
+    };
+    for (server, path, ranks, slots) in [
+        (Server::Sglang, "/server_info", r#""dp_size":2,"#, Some(256)),
+        (Server::Any, "/server_info", "", Some(128)),
+        (Server::Sglang, "/get_server_info", r#""dp_size":1,"#, Some(128)),
+        (Server::Sglang, "/elsewhere", "", None),
+    ] {
+        let adapter = discovered(server, models, &[(path, info(ranks))]).await;
+        let capabilities = adapter.capabilities();
+        assert_eq!(capabilities.max_concurrency.map(NonZeroU32::get), slots, "{path} {ranks}");
+        assert_eq!(capabilities.targets[0].context_length, Some(8192));
+    }
+}
+
+#[tokio::test]
+async fn lm_studio_tells_the_context_a_model_is_loaded_with() {
+    // ADP-5
+    let models = r#"{"id":"a","object":"model","owned_by":"organization_owner"},{"id":"b"},{"id":"c"}"#;
+    let own = Answer::json(
+        200,
+        r#"{"object":"list","data":[
+            {"id":"a","type":"llm","state":"loaded","max_context_length":32768,"loaded_context_length":4096},
+            {"id":"b","type":"vlm","state":"not-loaded","max_context_length":8192},
+            {"id":"unlisted","state":"loaded","loaded_context_length":1}]}"#,
+    );
+    for (own, want) in [
+        (own, [Some(4096), Some(8192), None]),
+        (Answer::json(404, "{}"), [None; 3]),
+        (Answer::json(200, "<html>"), [None; 3]),
+    ] {
+        let adapter = discovered(Server::LmStudio, models, &[("/api/v0/models", own)]).await;
+        let contexts: Vec<_> = adapter.capabilities().targets.iter().map(|info| info.context_length).collect();
+        assert_eq!(contexts, want);
+    }
 }
 
 #[tokio::test]

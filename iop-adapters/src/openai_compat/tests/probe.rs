@@ -197,7 +197,7 @@ async fn a_vllm_that_is_gone_or_lost_the_model_is_unavailable_and_later_availabl
 #[tokio::test(start_paused = true)]
 async fn doubt_is_unknown_for_every_kind() {
     // ADP-2
-    for server in [Server::Any, Server::LlamaCpp, Server::Vllm] {
+    for server in [Server::Any, Server::LlamaCpp, Server::LmStudio, Server::Sglang, Server::Vllm] {
         for reply in [
             Reply::Hangs,
             Reply::Breaks,
@@ -210,7 +210,15 @@ async fn doubt_is_unknown_for_every_kind() {
             ok(r#"{"object":"list","data":[]}"#),
             ok("<html>it works</html>"),
         ] {
-            let paths = ["/v1/models", "/metrics", "/slots", "/v1/completions", "/v1/chat/completions", "/health"];
+            let paths = [
+                "/v1/models",
+                "/api/v0/models",
+                "/metrics",
+                "/slots",
+                "/v1/completions",
+                "/v1/chat/completions",
+                "/health",
+            ];
             let all: Vec<_> = paths.iter().map(|path| (*path, std::slice::from_ref(&reply))).collect();
             assert_eq!(probed(&engine(&all), server).await.0, Health::Unknown, "{server:?}");
         }
@@ -294,6 +302,58 @@ async fn a_llama_cpp_that_is_gone_or_loading_is_unavailable_and_a_stopped_one_un
     }
 }
 
+/// SGLang's metrics: tokens made for `m`, running, waiting.
+fn sglang(made: u32, running: u32, waiting: u32) -> Reply {
+    let labels = r#"{engine_type="unified",model_name="m",tp_rank="0"}"#;
+    ok(format!(
+        "sglang:generation_tokens_total{labels} {made}.0\nsglang:prompt_tokens_total{labels} 7.0\n\
+         sglang:num_running_reqs{labels} {running}.0\nsglang:num_queue_reqs{labels} {waiting}.0\n"
+    ))
+}
+
+#[tokio::test(start_paused = true)]
+async fn sglang_is_judged_by_its_schedulers_counters_and_without_those_by_a_token() {
+    // ADP-2; field reports 10, 13
+    let off = Reply::Says(404, "{}".into());
+    for (what, list, metrics, made, want, asked) in [
+        ("moving", models(&["m"]), vec![sglang(5, 8, 40), sglang(6, 8, 40)], Reply::Hangs, Health::Available, 0),
+        ("full and still", models(&["m"]), vec![sglang(5, 8, 40)], token(), Health::Unknown, 0),
+        ("idle", models(&["m"]), vec![sglang(5, 0, 0)], token(), Health::Available, 1),
+        ("frozen", models(&["m"]), vec![sglang(5, 1, 0)], Reply::Hangs, Health::Unknown, 1),
+        ("no metrics", models(&["m"]), vec![off.clone()], token(), Health::Available, 1),
+        ("no metrics, silent", models(&["m"]), vec![off.clone()], Reply::Hangs, Health::Unknown, 1),
+        ("model gone", models(&["x"]), vec![sglang(5, 0, 0)], token(), Health::Unavailable, 0),
+        ("gone", Reply::Refuses, vec![Reply::Refuses], Reply::Refuses, Health::Unavailable, 0),
+    ] {
+        let engine = engine(&[
+            ("/v1/models", &[list]),
+            ("/metrics", &metrics),
+            ("/v1/completions", &[made]),
+            ("/health", &[ok("")]),
+        ]);
+        assert_eq!((probed(&engine, Server::Sglang).await.0, tokens_asked(&engine)), (want, asked), "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_studio_is_asked_for_a_token_only_of_a_model_that_is_loaded() {
+    // ADP-2: a probe never loads a model
+    let list = |id: &str, state: &str| {
+        ok(format!(r#"{{"object":"list","data":[{{"id":"{id}","object":"model","type":"llm","state":"{state}"}}]}}"#))
+    };
+    for (what, listed, made, want, asked) in [
+        ("loaded", list("m", "loaded"), token(), Health::Available, 1),
+        ("loaded and silent", list("m", "loaded"), Reply::Hangs, Health::Unknown, 1),
+        ("not loaded", list("m", "not-loaded"), token(), Health::Unknown, 0),
+        ("removed", list("x", "loaded"), token(), Health::Unavailable, 0),
+        ("older than that API", Reply::Says(404, "{}".into()), token(), Health::Available, 1),
+        ("gone", Reply::Refuses, token(), Health::Unavailable, 0),
+    ] {
+        let engine = engine(&[("/api/v0/models", &[listed]), ("/v1/chat/completions", &[made])]);
+        assert_eq!((probed(&engine, Server::LmStudio).await.0, tokens_asked(&engine)), (want, asked), "{what}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_unknown_kind_is_judged_by_a_token_where_tokens_are_free_and_else_not_at_all() {
     // ADP-2: hosted APIs only by opt-in, and what can't answer available answers unknown
@@ -320,7 +380,7 @@ async fn over_a_socket_refused_is_unavailable_and_a_token_is_available() {
     // ADP-2, with the real client
     let free_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let backend = ScriptedBackend::with_all_cases().await.unwrap();
-    for server in [Server::Any, Server::LlamaCpp, Server::Vllm] {
+    for server in [Server::Any, Server::LlamaCpp, Server::LmStudio, Server::Sglang, Server::Vllm] {
         let config = OpenAiCompatConfig::new(format!("http://{free_port}")).with_server(server);
         let adapter = OpenAiCompat::new(config).unwrap();
         assert_eq!(adapter.probe_health(&target("ok")).await, Health::Unavailable, "{server:?}");
