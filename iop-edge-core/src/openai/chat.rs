@@ -1,4 +1,4 @@
-//! Decides how one chat request goes: read, admit, dispatch, hold until content, pass on, end once.
+//! Decides how one request to a provider goes: read, admit, dispatch, hold until content, pass on, end once.
 //!
 //! [`serve`] reads and checks it; [`Live`] owns it from then on, over all its attempts, first until the head of its answer is
 //! decided, then inside the body. Dropping either drops the run's output, which cancels the run.
@@ -33,20 +33,22 @@ use super::auth::Caller;
 use super::body::OpenAiBody;
 use super::config::{DONE_LINGER, ERROR_LINGER, OpenAiConfig, ResponseModel};
 use super::errors::ApiError;
+use super::kind::Kind;
 use super::record::{Edits, Recorder};
 use super::request::ChatRequest;
 use super::upload;
-use crate::api::{Admitted, Engine, Output, Payload, Submit, Submitted, WireKind};
+use crate::api::{Admitted, Engine, Output, Payload, Submit, SubmitError, Submitted, WireKind};
 
 /// Client's own hard deadline in milliseconds from arrival (API-14).
 const DEADLINE_HEADER: &str = "x-iop-deadline-ms";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 
-/// Answers one chat request.
+/// Answers one request.
 ///
 /// Cancel safety: dropping the future withdraws the request or cancels its run.
 pub(crate) async fn serve<B>(
+    kind: Kind,
     engine: Arc<dyn Engine>,
     config: Arc<OpenAiConfig>,
     caller: Caller,
@@ -61,7 +63,8 @@ where
         Ok(deadline) => deadline,
         Err(error) => return refuse(&error, recorder),
     };
-    let request = match upload::read(&head.headers, body, &config).await.and_then(ChatRequest::parse) {
+    let request = match upload::read(&head.headers, body, &config).await.and_then(|body| ChatRequest::parse(body, kind))
+    {
         Ok(request) => request,
         Err(error) => return refuse(&error, recorder),
     };
@@ -73,13 +76,15 @@ where
     submit.principal = caller.principal;
     submit.priority = caller.priority;
     submit.stream = request.stream();
+    submit.wire = kind.wire();
     submit.prompt_tokens_estimate = request.prompt_tokens();
     submit.prompt_prefix = request.prompt_prefix();
     submit.explicit_commit = true;
     submit.deadline = deadline.and_then(|deadline| recorder.arrived().checked_add(deadline));
     recorder.submitting(model, Arc::clone(&engine));
 
-    let asked = Asked { stream: request.stream(), usage: request.wants_usage(), model: request.model().to_owned() };
+    let asked =
+        Asked { kind, stream: request.stream(), usage: request.wants_usage(), model: request.model().to_owned() };
     let stream = asked.stream;
     let idle = ClientIdle::told_by(&head.headers);
     let mut live = Live::new(engine, config, asked, submit, request, recorder, idle);
@@ -89,9 +94,22 @@ where
 
 /// What the client asked for that matters to its answer.
 struct Asked {
+    kind: Kind,
     stream: bool,
     usage: bool,
     model: String,
+}
+
+impl Asked {
+    /// Why no provider takes it. A model that is there, but not by the only wire that this kind can go, is another matter
+    /// than one that is away.
+    fn refused(&self, error: &SubmitError, engine: &dyn Engine) -> ApiError {
+        let by_other_wire = || engine.models().iter().any(|m| m.name.as_str() == self.model && m.available);
+        if *error == SubmitError::Unavailable && self.kind.wire().is_some() && by_other_wire() {
+            return ApiError::not_served();
+        }
+        ApiError::from_submit(error, &self.model)
+    }
 }
 
 pub(crate) fn refuse(error: &ApiError, mut recorder: Recorder) -> Response<OpenAiBody> {
@@ -110,7 +128,7 @@ fn deadline(headers: &HeaderMap, configured: Option<Duration>) -> Result<Option<
 }
 
 /// What the chosen provider is sent. No header of the client goes with it (SEC-2).
-fn payload(request: &ChatRequest, admitted: &Admitted) -> Payload {
+fn payload(kind: Kind, request: &ChatRequest, admitted: &Admitted) -> Payload {
     match admitted.wire {
         WireKind::Run => Payload::Run { input: request.body().clone() },
         WireKind::Tunnel => {
@@ -119,7 +137,7 @@ fn payload(request: &ChatRequest, admitted: &Admitted) -> Payload {
             let accept = if request.stream() { HeaderValue::from_static("text/event-stream") } else { JSON };
             headers.insert(ACCEPT, accept);
             let body = request.for_target(admitted.target.as_str());
-            Payload::Tunnel { method: Method::POST, path: "/v1/chat/completions".to_owned(), headers, body }
+            Payload::Tunnel { method: Method::POST, path: kind.path().to_owned(), headers, body }
         }
     }
 }
@@ -189,7 +207,12 @@ impl Exchange {
                     ResponseModel::Requested => Some(super::edit::quoted(&asked.model)),
                     ResponseModel::Target => None,
                 };
-                Answer::Tunnel(Box::new(TunnelAnswer::new(Wish { stream: asked.stream, model, usage: asked.usage })))
+                Answer::Tunnel(Box::new(TunnelAnswer::new(Wish {
+                    stream: asked.stream,
+                    model,
+                    usage: asked.usage,
+                    answer: asked.kind.answer(),
+                })))
             }
         };
         let form = if asked.stream { Form::Events } else { Form::Document };

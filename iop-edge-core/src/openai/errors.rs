@@ -105,6 +105,12 @@ impl ApiError {
         Self::request(StatusCode::NOT_IMPLEMENTED, Some("unsupported_endpoint"), "This endpoint is not supported here.")
     }
 
+    /// The model is there, but no provider of it takes this kind of request.
+    pub(crate) fn not_served() -> Self {
+        let message = "No provider of this model serves this endpoint now.";
+        Self::request(StatusCode::NOT_IMPLEMENTED, Some("unsupported_endpoint"), message)
+    }
+
     pub(crate) fn body_too_large(limit: usize) -> Self {
         let message = format!("The request body is larger than {limit} bytes.");
         Self { close: true, ..Self::request(StatusCode::PAYLOAD_TOO_LARGE, Some("request_too_large"), message) }

@@ -67,6 +67,10 @@ closed! {
     Endpoint {
         /// A chat completion.
         Chat = "chat",
+        /// A completion of the older API.
+        Completions = "completions",
+        /// Embeddings.
+        Embeddings = "embeddings",
         /// The list of models, or one of them.
         Models = "models",
         /// Anything else.
