@@ -13,6 +13,7 @@
 //! | `recovery`, `chat::live` | whether a failed attempt is repeated; the life of one request over its attempts |
 //! | `chat::tunnel`, `rewrite` | what a tunnelled answer means; which of its bytes change |
 //! | `chat::run`, `chat::render` | what a run's events mean; the bytes built from them |
+//! | `responses` | which chat a response is, and its events |
 //! | `errors`, `provider_error` | how a failure looks |
 //! | `models` | which models are shown |
 //! | [`record`] | what is remembered of a request |
@@ -33,6 +34,7 @@ mod provider_error;
 pub mod record;
 mod recovery;
 mod request;
+mod responses;
 mod rewrite;
 mod routes;
 mod service;

@@ -13,13 +13,15 @@ pub(crate) enum Kind {
     Completions,
     /// Embeddings.
     Embeddings,
+    /// A response: sent to the provider as a chat, and built here from its answer (API-8).
+    Responses,
 }
 
 impl Kind {
     /// What the provider is asked by a tunnel.
     pub(crate) const fn path(self) -> &'static str {
         match self {
-            Self::Chat => "/v1/chat/completions",
+            Self::Chat | Self::Responses => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Embeddings => "/v1/embeddings",
         }
@@ -30,6 +32,7 @@ impl Kind {
             Self::Chat => Endpoint::Chat,
             Self::Completions => Endpoint::Completions,
             Self::Embeddings => Endpoint::Embeddings,
+            Self::Responses => Endpoint::Responses,
         }
     }
 
@@ -38,14 +41,14 @@ impl Kind {
         match self {
             Self::Chat => "messages",
             Self::Completions => "prompt",
-            Self::Embeddings => "input",
+            Self::Embeddings | Self::Responses => "input",
         }
     }
 
     /// The only wire it can go by. A normalised run is a chat.
     pub(crate) const fn wire(self) -> Option<WireKind> {
         match self {
-            Self::Chat => None,
+            Self::Chat | Self::Responses => None,
             Self::Completions | Self::Embeddings => Some(WireKind::Tunnel),
         }
     }
@@ -53,7 +56,7 @@ impl Kind {
     /// It may be sent again when its attempt failed (REC-1).
     pub(crate) const fn replays(self) -> bool {
         match self {
-            Self::Chat => true,
+            Self::Chat | Self::Responses => true,
             Self::Completions | Self::Embeddings => false,
         }
     }
@@ -66,7 +69,7 @@ impl Kind {
     /// The array without which a provider's whole answer is none.
     pub(crate) const fn answer(self) -> Key {
         match self {
-            Self::Chat | Self::Completions => Key::Choices,
+            Self::Chat | Self::Completions | Self::Responses => Key::Choices,
             Self::Embeddings => Key::Data,
         }
     }

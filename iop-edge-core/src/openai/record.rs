@@ -71,6 +71,8 @@ closed! {
         Completions = "completions",
         /// Embeddings.
         Embeddings = "embeddings",
+        /// A response.
+        Responses = "responses",
         /// The list of models, or one of them.
         Models = "models",
         /// Anything else.
@@ -272,6 +274,10 @@ impl Recorder {
             edits: Edits::default(),
         };
         Self { record, observer, arrived: now(), delivered: false, liveness: Liveness::default(), suspect: None }
+    }
+
+    pub(crate) const fn request_id(&self) -> RequestId {
+        self.record.request_id
     }
 
     pub(crate) const fn arrived(&self) -> Instant {

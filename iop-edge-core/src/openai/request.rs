@@ -92,7 +92,7 @@ impl ChatRequest {
         let prompt_tokens = estimate_prompt_tokens(match kind {
             Kind::Chat => members.text_bytes,
             // Text, or numbers of tokens: both are about that long.
-            Kind::Completions | Kind::Embeddings => subject.map_or(0, str::len),
+            Kind::Completions | Kind::Embeddings | Kind::Responses => subject.map_or(0, str::len),
         });
         let stores = members.store.as_ref().map(value) == Some("true");
         let prompt_prefix = subject.map_or(0, prefix_hash);
@@ -182,12 +182,12 @@ fn check_subject(kind: Kind, subject: Option<&str>) -> Result<(), ApiError> {
     match (kind, subject) {
         // It has a default.
         (Kind::Completions, _) => Ok(()),
-        (Kind::Chat | Kind::Embeddings, None) => refuse("is missing"),
+        (Kind::Chat | Kind::Embeddings | Kind::Responses, None) => refuse("is missing"),
         (Kind::Chat, Some(text)) if empty(text, '[', ']') => refuse("must be a non-empty array"),
-        (Kind::Embeddings, Some(text)) if empty(text, '[', ']') && empty(text, '"', '"') => {
+        (Kind::Embeddings | Kind::Responses, Some(text)) if empty(text, '[', ']') && empty(text, '"', '"') => {
             refuse("must be a non-empty string or array")
         }
-        (Kind::Chat | Kind::Embeddings, Some(_)) => Ok(()),
+        (Kind::Chat | Kind::Embeddings | Kind::Responses, Some(_)) => Ok(()),
     }
 }
 

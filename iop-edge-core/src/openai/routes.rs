@@ -68,6 +68,7 @@ pub(crate) fn resolve(method: &Method, path: &str) -> Route {
     match path {
         "chat/completions" => by_method(method, WRITE, Route::Ask(Kind::Chat)),
         "completions" => by_method(method, WRITE, Route::Ask(Kind::Completions)),
+        "responses" => by_method(method, WRITE, Route::Ask(Kind::Responses)),
         "embeddings" => by_method(method, WRITE, Route::Ask(Kind::Embeddings)),
         "models" => by_method(method, READ, Route::Models),
         _ => {
@@ -139,7 +140,10 @@ mod tests {
             ("GET", "/v1/healthz", Route::Unknown),
             ("HEAD", "/readyz", Route::Ready),
             ("POST", "/readyz", Route::WrongMethod(READ)),
-            ("POST", "/v1/responses", Route::Unsupported),
+            ("POST", "/v1/responses", Route::Ask(Kind::Responses)),
+            ("GET", "/v1/responses", Route::WrongMethod(WRITE)),
+            ("GET", "/v1/responses/resp_1", Route::Unsupported),
+            ("POST", "/v1/responses/resp_1/cancel", Route::Unsupported),
             ("POST", "/embeddings", Route::Ask(Kind::Embeddings)),
             ("POST", "/v1/completions", Route::Ask(Kind::Completions)),
             ("GET", "/v1/completions", Route::WrongMethod(WRITE)),

@@ -8,6 +8,7 @@ mod passed;
 mod records;
 mod recovery;
 mod reload;
+mod responses;
 mod surface;
 
 use std::collections::VecDeque;

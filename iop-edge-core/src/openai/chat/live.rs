@@ -313,7 +313,7 @@ impl Live {
                     if !mem::take(&mut self.keepalive.begun) {
                         return Poll::Ready(None);
                     }
-                    let bytes = error.to_event();
+                    let bytes = self.asked.failed(error, &self.config);
                     self.end();
                     return Poll::Ready(Some(Ok(bytes)));
                 }

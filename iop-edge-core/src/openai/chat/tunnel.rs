@@ -10,6 +10,8 @@
 //! Inputs: [`TunnelAnswer::frame`], [`TunnelAnswer::lost`], [`TunnelAnswer::lingered`]. Output: what it puts into the
 //! [`Gate`]. Exactly one end reaches the gate, whatever the frames are.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use iop_execution::complaint;
@@ -18,7 +20,7 @@ use iop_execution::{
 };
 
 use super::commit::Gate;
-use crate::openai::config::{MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PROVIDER_ERROR_BYTES};
+use crate::openai::config::{DONE_LINGER, ERROR_LINGER, MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PROVIDER_ERROR_BYTES};
 use crate::openai::errors::ApiError;
 use crate::openai::provider_error::ProviderSaid;
 use crate::openai::record::Edit;
@@ -108,6 +110,15 @@ impl TunnelAnswer {
     /// It is known to be an error; the rest of it should come soon.
     pub(crate) const fn is_failing(&self) -> bool {
         matches!(self.stage, Stage::Failing(_))
+    }
+
+    /// How long the rest of it is awaited, once it can't matter any more.
+    pub(crate) fn linger(&self) -> Option<Duration> {
+        match self.stage {
+            Stage::Done => Some(DONE_LINGER),
+            Stage::Failing(_) => Some(ERROR_LINGER),
+            Stage::Head | Stage::Events | Stage::Document(_) => None,
+        }
     }
 
     /// The next frame.
