@@ -20,7 +20,7 @@ enum Bit {
 const COUNTS: Usage =
     Usage { input_tokens: Some(5), output_tokens: Some(7), reasoning_tokens: Some(2), cached_input_tokens: None };
 
-fn by_run(bits: &[Bit], finish: FinishReason) -> Reply {
+fn run_of(bits: &[Bit], finish: FinishReason) -> Reply {
     let kinds = bits.iter().map(|bit| match bit.clone() {
         Bit::Thought(text) => RunEventKind::ReasoningDelta(text.into()),
         Bit::Text(text) => RunEventKind::Delta(text.into()),
@@ -159,7 +159,7 @@ async fn both_wires_streamed_and_whole_give_one_response() {
     // API-8, API-9: {run, tunnel} x {stream, not}
     for (bits, finish) in answers() {
         let mut objects = Vec::new();
-        for reply in [by_run(&bits, finish), by_stream(&bits, finish)] {
+        for reply in [run_of(&bits, finish), by_stream(&bits, finish)] {
             let rig = Rig::new([reply]);
             let (status, text) = rig.respond(STREAMED).await;
             assert_eq!(status, 200, "{text}");
@@ -176,7 +176,7 @@ async fn both_wires_streamed_and_whole_give_one_response() {
             );
             objects.push(object);
         }
-        for reply in [by_run(&bits, finish), by_document(&bits, finish)] {
+        for reply in [run_of(&bits, finish), by_document(&bits, finish)] {
             let rig = Rig::new([reply]);
             let response = rig.send(post_to("/v1/responses", WHOLE)).await;
             assert_eq!(response.headers()["content-type"], "application/json");
@@ -193,7 +193,7 @@ async fn both_wires_streamed_and_whole_give_one_response() {
 #[tokio::test(start_paused = true)]
 async fn the_object_says_what_was_asked_and_that_nothing_is_stored() {
     // API-8
-    let rig = Rig::new([by_run(&[Bit::Text("x")], FinishReason::Length)]);
+    let rig = Rig::new([run_of(&[Bit::Text("x")], FinishReason::Length)]);
     let response = rig.send(post_to("/v1/responses", WHOLE)).await;
     let id = response.headers()["x-request-id"].to_str().unwrap().replace("req_", "resp_");
     let object: Value = serde_json::from_str(&whole(response).await.1).unwrap();
@@ -290,56 +290,105 @@ async fn the_provider_is_asked_for_a_chat() {
         json!({"model":"org/target","messages":[{"role":"user","content":"hi"}],"stream":true,
             "stream_options":{"include_usage":true}})
     );
-    let rig = Rig::new([by_run(&[Bit::Text("x")], FinishReason::Stop)]);
+    let rig = Rig::new([run_of(&[Bit::Text("x")], FinishReason::Stop)]);
     rig.respond(WHOLE).await;
     assert_eq!(rig.sent().1, r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#);
 }
 
-/// The first attempt's fault, by either wire, with or without content before it.
-fn faulty(run_wire: bool, committed: bool, code: FailureCode) -> Reply {
-    let failure = ExecutionFailure::refused(code, "it broke");
-    if run_wire {
+/// An attempt that fails, by either wire, with or without content before it.
+fn failing(by_run: bool, committed: bool, stream: bool, failure: ExecutionFailure) -> Reply {
+    if by_run {
         let mut kinds = vec![RunEventKind::Start];
         kinds.extend(committed.then(|| RunEventKind::Delta("half".into())));
         kinds.push(RunEventKind::Error(failure));
         return run(kinds);
     }
-    let mut frames = vec![sse(), lifecycle(&chunk(&json!({"role":"assistant"}), None))];
-    frames.extend(committed.then(|| content(&chunk(&json!({"content":"half"}), None))));
+    let mut frames = if stream {
+        vec![sse(), lifecycle(&chunk(&json!({"role":"assistant"}), None))]
+    } else {
+        vec![head(200, "application/json")]
+    };
+    let half =
+        if stream { content(&chunk(&json!({"content":"half"}), None)) } else { content("{\"choices\":[\"half\",") };
+    frames.extend(committed.then_some(half));
     frames.push(TunnelFrame::Failed(failure));
     tunnel(frames)
 }
 
+fn faulty(by_run: bool, committed: bool, code: FailureCode) -> Reply {
+    failing(by_run, committed, true, ExecutionFailure::refused(code, "it broke"))
+}
+
 #[tokio::test(start_paused = true)]
-async fn faults_before_content_are_mended_and_after_it_told_in_the_stream() {
-    // REC-1, REC-2, REC-5, REC-6, API-6: {run, tunnel} x {before, after content}
-    for run_wire in [true, false] {
-        for committed in [false, true] {
-            for code in [FailureCode::Disconnected, FailureCode::ProviderUnreachable] {
-                let good = by_stream(&[Bit::Text("whole")], FinishReason::Stop);
-                let rig = Rig::with([faulty(run_wire, committed, code), good], |mut config| {
-                    config.max_extra_attempts = 2;
-                    config
-                });
-                let (status, text) = rig.respond(STREAMED).await;
-                assert_eq!(status, 200);
-                let events = events(&text);
-                let last = &events.last().unwrap()["response"];
-                let record = rig.record();
-                if committed {
-                    assert_eq!(last["status"], "failed");
-                    assert_eq!(last["error"]["code"], "server_error");
-                    assert_eq!(last["error"]["iop_code"], "provider_unavailable");
-                    assert_eq!(last["output"][0]["content"][0]["text"], "half");
-                    assert_eq!((record.attempts, record.outcome), (1, Outcome::Ineligible));
-                } else {
-                    assert_eq!(last["output"][0]["content"][0]["text"], "whole");
-                    assert!(!text.contains("half"));
-                    assert_eq!((record.attempts, record.outcome), (2, Outcome::RecoveredCompleted));
+async fn the_table_of_faults_holds_for_responses_on_both_wires() {
+    // REC-1, REC-2, REC-4, REC-5, REC-6, API-6: fault x {run, tunnel} x {before, after content} x {stream, not}
+    for (name, failure, note, mended) in recovery::faults() {
+        for by_run in [false, true] {
+            for committed in [false, true] {
+                for stream in [true, false] {
+                    let failed = failing(by_run, committed, stream, failure.clone());
+                    let failed = match &note {
+                        Some(note) => Reply::Noted(note.clone(), Box::new(failed)),
+                        None => failed,
+                    };
+                    let (bits, stop) = ([Bit::Text("whole")], FinishReason::Stop);
+                    let second = match (by_run, stream) {
+                        (true, _) => run_of(&bits, stop),
+                        (false, true) => by_stream(&bits, stop),
+                        (false, false) => by_document(&bits, stop),
+                    };
+                    let rig = recovery::rig([failed, second]);
+                    let (status, text) = rig.respond(if stream { STREAMED } else { WHOLE }).await;
+                    let cell = format!("{name}, run {by_run}, committed {committed}, stream {stream}: {status} {text}");
+                    let bodies = rig.bodies();
+                    if committed && stream {
+                        assert_eq!((status, bodies.len()), (200, 1), "{cell}");
+                        let last = events(&text).pop().unwrap()["response"].clone();
+                        assert_eq!(last["status"], "failed", "{cell}");
+                        assert!(last["error"]["iop_code"].is_string(), "{cell}");
+                        assert_eq!(last["output"][0]["content"][0]["text"], "half", "{cell}");
+                        assert_eq!(last["output"][0]["status"], "incomplete", "{cell}");
+                    } else if mended {
+                        assert_eq!((status, bodies.len()), (200, 2), "{cell}");
+                        assert!(bodies[0] == bodies[1], "byte for byte");
+                        assert!(text.contains("whole") && !text.contains("half"), "{cell}");
+                        assert_eq!(rig.record().outcome, Outcome::RecoveredCompleted, "{cell}");
+                    } else {
+                        assert_eq!(bodies.len(), 1, "{cell}");
+                        assert!(status >= 500 && error_of(&text)["message"].is_string(), "{cell}");
+                    }
                 }
             }
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_of_a_call_is_never_repeated() {
+    // REC-4
+    for by_run in [true, false] {
+        let call = [Bit::Call(0, Some(("a", "f")), "{")];
+        let failure = || ExecutionFailure::refused(FailureCode::Disconnected, "it broke");
+        let reply = if by_run {
+            let call = ToolCallDelta { index: 0, id: Some("a".into()), name: Some("f".into()), arguments: "{".into() };
+            run([RunEventKind::ToolCallDelta(call), RunEventKind::Error(failure())])
+        } else {
+            tunnel([sse(), content(&chunk(&delta(&call[0]), None)), TunnelFrame::Failed(failure())])
+        };
+        let rig = recovery::rig([reply]);
+        let (_, text) = rig.respond(STREAMED).await;
+        assert_eq!(events(&text).pop().unwrap()["type"], "response.failed");
+        assert_eq!(rig.liveness(), ["ineligible/tool_call", "ineligible"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_that_hangs_after_its_end_does_not_keep_the_client() {
+    // API-6, API-7
+    let rig = Rig::new([hanging([sse(), content(&chunk(&json!({"content":"x"}), None)), done()])]);
+    let (_, text) = rig.respond(STREAMED).await;
+    assert_eq!(events(&text).pop().unwrap()["type"], "response.completed");
+    assert_eq!(rig.record().outcome, Outcome::Completed);
 }
 
 #[tokio::test(start_paused = true)]
