@@ -1,6 +1,7 @@
 //! Responses over both wires, from the request to the last event.
 
 use iop_execution::{FinishReason, ToolCallDelta, Usage};
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -502,4 +503,42 @@ async fn no_text_of_a_client_is_shown_by_debug() {
     let rig = Rig::new([hanging([sse(), content(&chunk(&json!({"content":"SENTINEL"}), None))])]);
     let response = rig.send(post_to("/v1/responses", &STREAMED.replace("hi", "SENTINEL"))).await;
     assert!(!format!("{response:?}").contains("SENTINEL"));
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_answer_both_wires_give_the_same_events(choices in prop::collection::vec(0u32..6, 0..12), end in 0usize..FinishReason::ALL.len()) {
+        // API-8, API-9
+        let mut calls = 0;
+        let mut bits = Vec::new();
+        for choice in choices {
+            bits.push(match choice {
+                0 | 1 => Bit::Text("a\u{e9}\n"),
+                2 => Bit::Thought("hm"),
+                3 if calls < 3 => {
+                    calls += 1;
+                    Bit::Call(calls - 1, Some((["a", "b", "c"][calls as usize - 1], "f")), "{")
+                }
+                4 | 5 if calls > 0 => Bit::Call((choice + 1) % calls, None, "}"),
+                _ => continue,
+            });
+        }
+        let finish = FinishReason::ALL[end];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let streams = [run_of(&bits, finish), by_stream(&bits, finish)];
+            let mut told = Vec::new();
+            for reply in streams {
+                let rig = Rig::new([reply]);
+                let (status, text) = rig.respond(STREAMED).await;
+                assert_eq!(status, 200, "{text}");
+                let id = rig.record().request_id.to_string().replace("req_", "");
+                told.push(events(&text.replace(&id, "ID")));
+            }
+            assert_eq!(told[0], told[1], "{bits:?}");
+            let (_, text) = Rig::new([run_of(&bits, finish)]).respond(WHOLE).await;
+            let whole: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(without_ids(&whole), without_ids(&told[0].last().unwrap()["response"]), "{bits:?}");
+        });
+    }
 }
