@@ -44,6 +44,8 @@ pub struct Submit {
     pub background: bool,
     /// The caller wants output as it comes.
     pub stream: bool,
+    /// Only providers that take this wire are candidates; none = any wire.
+    pub wire: Option<WireKind>,
     /// Hard deadline: bounds queue and attempt together.
     pub deadline: Option<Instant>,
     /// Higher goes first; 0 is normal.
@@ -78,6 +80,7 @@ impl Submit {
             session_id: None,
             background: false,
             stream: true,
+            wire: None,
             deadline: None,
             priority: 0,
             prompt_tokens_estimate: 0,

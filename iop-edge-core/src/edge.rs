@@ -331,7 +331,8 @@ impl Engine for Edge {
         request: Submit,
         prepare: Box<dyn for<'a> FnOnce(&'a Admitted) -> Payload + Send>,
     ) -> Result<Submitted, SubmitError> {
-        dispatch::submit(&self.shared, request, None, prepare).await
+        let wire = request.wire;
+        dispatch::submit(&self.shared, request, wire, prepare).await
     }
 
     fn models(&self) -> Vec<ModelListing> {

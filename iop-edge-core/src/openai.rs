@@ -7,11 +7,13 @@
 //! | --- | --- |
 //! | [`service`](OpenAiService), `routes` | who answers, and what every answer carries |
 //! | [`auth`] | who calls and which models it may use |
-//! | `upload`, `request`, `json`, `edit` | which bodies are chat requests, and which of their bytes change |
+//! | `kind` | in what chats, completions and embeddings differ |
+//! | `upload`, `request`, `json`, `edit` | which bodies are requests, and which of their bytes change |
 //! | `chat`, `chat::commit`, `chat::idle` | how one request goes; what is held until content; when a waiting client counts as gone |
 //! | `recovery`, `chat::live` | whether a failed attempt is repeated; the life of one request over its attempts |
 //! | `chat::tunnel`, `rewrite` | what a tunnelled answer means; which of its bytes change |
 //! | `chat::run`, `chat::render` | what a run's events mean; the bytes built from them |
+//! | `responses` | which chat a response is, and its events |
 //! | `errors`, `provider_error` | how a failure looks |
 //! | `models` | which models are shown |
 //! | [`record`] | what is remembered of a request |
@@ -26,11 +28,13 @@ pub mod config;
 mod edit;
 mod errors;
 mod json;
+mod kind;
 mod models;
 mod provider_error;
 pub mod record;
 mod recovery;
 mod request;
+mod responses;
 mod rewrite;
 mod routes;
 mod service;

@@ -1,4 +1,4 @@
-//! Decides how one chat request goes: read, admit, dispatch, hold until content, pass on, end once.
+//! Decides how one request to a provider goes: read, admit, dispatch, hold until content, pass on, end once.
 //!
 //! [`serve`] reads and checks it; [`Live`] owns it from then on, over all its attempts, first until the head of its answer is
 //! decided, then inside the body. Dropping either drops the run's output, which cancels the run.
@@ -31,22 +31,25 @@ use self::run::RunAnswer;
 use self::tunnel::{TunnelAnswer, Wish};
 use super::auth::Caller;
 use super::body::OpenAiBody;
-use super::config::{DONE_LINGER, ERROR_LINGER, OpenAiConfig, ResponseModel};
+use super::config::{OpenAiConfig, ResponseModel};
 use super::errors::ApiError;
-use super::record::{Edits, Recorder};
+use super::kind::Kind;
+use super::record::{Edits, Recorder, RequestId};
 use super::request::ChatRequest;
+use super::responses::{self, Echo, ResponseAnswer};
 use super::upload;
-use crate::api::{Admitted, Engine, Output, Payload, Submit, Submitted, WireKind};
+use crate::api::{Admitted, Engine, Output, Payload, Submit, SubmitError, Submitted, WireKind};
 
 /// Client's own hard deadline in milliseconds from arrival (API-14).
 const DEADLINE_HEADER: &str = "x-iop-deadline-ms";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 
-/// Answers one chat request.
+/// Answers one request.
 ///
 /// Cancel safety: dropping the future withdraws the request or cancels its run.
 pub(crate) async fn serve<B>(
+    kind: Kind,
     engine: Arc<dyn Engine>,
     config: Arc<OpenAiConfig>,
     caller: Caller,
@@ -61,8 +64,10 @@ where
         Ok(deadline) => deadline,
         Err(error) => return refuse(&error, recorder),
     };
-    let request = match upload::read(&head.headers, body, &config).await.and_then(ChatRequest::parse) {
-        Ok(request) => request,
+    let id = recorder.request_id();
+    let (request, echo) = match upload::read(&head.headers, body, &config).await.and_then(|body| parse(kind, body, id))
+    {
+        Ok(parsed) => parsed,
         Err(error) => return refuse(&error, recorder),
     };
     recorder.stream(request.stream());
@@ -73,13 +78,15 @@ where
     submit.principal = caller.principal;
     submit.priority = caller.priority;
     submit.stream = request.stream();
+    submit.wire = kind.wire();
     submit.prompt_tokens_estimate = request.prompt_tokens();
     submit.prompt_prefix = request.prompt_prefix();
     submit.explicit_commit = true;
     submit.deadline = deadline.and_then(|deadline| recorder.arrived().checked_add(deadline));
     recorder.submitting(model, Arc::clone(&engine));
 
-    let asked = Asked { stream: request.stream(), usage: request.wants_usage(), model: request.model().to_owned() };
+    let (usage, model) = (request.wants_usage(), request.model().to_owned());
+    let asked = Asked { kind, stream: request.stream(), usage, model, echo };
     let stream = asked.stream;
     let idle = ClientIdle::told_by(&head.headers);
     let mut live = Live::new(engine, config, asked, submit, request, recorder, idle);
@@ -89,9 +96,37 @@ where
 
 /// What the client asked for that matters to its answer.
 struct Asked {
+    kind: Kind,
     stream: bool,
     usage: bool,
     model: String,
+    /// What a response repeats of its request.
+    echo: Option<Arc<Echo>>,
+}
+
+impl Asked {
+    /// Why no provider takes it. A model that is there, but not by the only wire that this kind can go, is another matter
+    /// than one that is away.
+    fn refused(&self, error: &SubmitError, engine: &dyn Engine) -> ApiError {
+        let by_other_wire = || engine.models().iter().any(|m| m.name.as_str() == self.model && m.available);
+        if *error == SubmitError::Unavailable && self.kind.wire().is_some() && by_other_wire() {
+            return ApiError::not_served();
+        }
+        ApiError::from_submit(error, &self.model)
+    }
+
+    /// A failure that is told in a stream which has nothing but comments.
+    fn failed(&self, error: &ApiError, config: &OpenAiConfig) -> Bytes {
+        self.echo.as_ref().map_or_else(|| error.to_event(), |echo| responses::failed(echo, config, error))
+    }
+}
+
+/// The request for the provider, and what a response repeats of it.
+fn parse(kind: Kind, body: Bytes, id: RequestId) -> Result<(ChatRequest, Option<Arc<Echo>>), ApiError> {
+    match kind {
+        Kind::Chat | Kind::Completions | Kind::Embeddings => Ok((ChatRequest::parse(body, kind)?, None)),
+        Kind::Responses => responses::read(body, format!("resp_{}", id.0)).map(|(request, echo)| (request, Some(echo))),
+    }
 }
 
 pub(crate) fn refuse(error: &ApiError, mut recorder: Recorder) -> Response<OpenAiBody> {
@@ -110,7 +145,7 @@ fn deadline(headers: &HeaderMap, configured: Option<Duration>) -> Result<Option<
 }
 
 /// What the chosen provider is sent. No header of the client goes with it (SEC-2).
-fn payload(request: &ChatRequest, admitted: &Admitted) -> Payload {
+fn payload(kind: Kind, request: &ChatRequest, admitted: &Admitted) -> Payload {
     match admitted.wire {
         WireKind::Run => Payload::Run { input: request.body().clone() },
         WireKind::Tunnel => {
@@ -119,7 +154,7 @@ fn payload(request: &ChatRequest, admitted: &Admitted) -> Payload {
             let accept = if request.stream() { HeaderValue::from_static("text/event-stream") } else { JSON };
             headers.insert(ACCEPT, accept);
             let body = request.for_target(admitted.target.as_str());
-            Payload::Tunnel { method: Method::POST, path: "/v1/chat/completions".to_owned(), headers, body }
+            Payload::Tunnel { method: Method::POST, path: kind.path().to_owned(), headers, body }
         }
     }
 }
@@ -128,6 +163,7 @@ fn payload(request: &ChatRequest, admitted: &Admitted) -> Payload {
 enum Answer {
     Run(Box<RunAnswer>),
     Tunnel(Box<TunnelAnswer>),
+    Response(Box<ResponseAnswer>),
 }
 
 impl Answer {
@@ -135,13 +171,14 @@ impl Answer {
         match self {
             Self::Run(answer) => answer.usage(),
             Self::Tunnel(answer) => answer.usage(),
+            Self::Response(answer) => answer.usage(),
         }
     }
 
     /// The client has all of it; only the run's own terminal is missing.
     const fn is_done(&self) -> bool {
         match self {
-            Self::Run(_) => false,
+            Self::Run(_) | Self::Response(_) => false,
             Self::Tunnel(answer) => answer.is_done(),
         }
     }
@@ -151,12 +188,14 @@ impl Answer {
         match self {
             Self::Run(answer) => answer.has_tool_call(),
             Self::Tunnel(answer) => answer.has_tool_call(),
+            Self::Response(answer) => answer.has_tool_call(),
         }
     }
 
     fn edits(&self) -> Edits {
         match self {
-            Self::Run(_) => Edits::default(),
+            // Nothing of the provider's bytes is passed.
+            Self::Run(_) | Self::Response(_) => Edits::default(),
             Self::Tunnel(answer) => answer.rewrite().edits(),
         }
     }
@@ -175,8 +214,16 @@ struct Exchange {
 impl Exchange {
     fn new(submitted: Submitted, asked: &Asked, config: &OpenAiConfig) -> Self {
         let Submitted { admitted, output, .. } = submitted;
-        let answer = match &output {
-            Output::Run(_) => {
+        let answer = match (&output, &asked.echo) {
+            (output, Some(echo)) => {
+                let model = match config.response_model {
+                    ResponseModel::Requested => &asked.model,
+                    ResponseModel::Target => admitted.target.as_str(),
+                };
+                let tunnel = matches!(output, Output::Tunnel(_));
+                Answer::Response(Box::new(ResponseAnswer::new(echo, model, config, asked.stream, tunnel)))
+            }
+            (Output::Run(_), None) => {
                 let model = match config.response_model {
                     ResponseModel::Requested => &asked.model,
                     ResponseModel::Target => admitted.target.as_str(),
@@ -184,12 +231,17 @@ impl Exchange {
                 let renderer = Renderer::new(admitted.run_id, (config.unix_time)(), model);
                 Answer::Run(Box::new(RunAnswer::new(admitted.run_id, renderer, asked.stream, asked.usage)))
             }
-            Output::Tunnel(_) => {
+            (Output::Tunnel(_), None) => {
                 let model = match config.response_model {
                     ResponseModel::Requested => Some(super::edit::quoted(&asked.model)),
                     ResponseModel::Target => None,
                 };
-                Answer::Tunnel(Box::new(TunnelAnswer::new(Wish { stream: asked.stream, model, usage: asked.usage })))
+                Answer::Tunnel(Box::new(TunnelAnswer::new(Wish {
+                    stream: asked.stream,
+                    model,
+                    usage: asked.usage,
+                    answer: asked.kind.answer(),
+                })))
             }
         };
         let form = if asked.stream { Form::Events } else { Form::Document };
@@ -209,13 +261,20 @@ impl Exchange {
                 Poll::Ready(Some(frame)) => answer.frame(frame, gate),
                 Poll::Ready(None) => answer.lost(gate),
                 Poll::Pending => {
-                    let wait = if answer.is_done() {
-                        DONE_LINGER
-                    } else if answer.is_failing() {
-                        ERROR_LINGER
-                    } else {
-                        return Poll::Pending;
-                    };
+                    let Some(wait) = answer.linger() else { return Poll::Pending };
+                    ready!(self.linger.get_or_insert_with(|| Box::pin(sleep(wait))).as_mut().poll(cx));
+                    answer.lingered(gate);
+                }
+            },
+            (Some(Output::Run(events)), Answer::Response(answer)) => match ready!(Pin::new(events).poll_next(cx)) {
+                Some(event) => answer.event(event, gate),
+                None => answer.lost(gate),
+            },
+            (Some(Output::Tunnel(frames)), Answer::Response(answer)) => match Pin::new(frames).poll_next(cx) {
+                Poll::Ready(Some(frame)) => answer.frame(frame, gate),
+                Poll::Ready(None) => answer.lost(gate),
+                Poll::Pending => {
+                    let Some(wait) = answer.linger() else { return Poll::Pending };
                     ready!(self.linger.get_or_insert_with(|| Box::pin(sleep(wait))).as_mut().poll(cx));
                     answer.lingered(gate);
                 }
@@ -231,7 +290,10 @@ impl Exchange {
 
     /// Ends the answer from this side, which cancels its run.
     fn give_up(&mut self, error: ApiError) {
-        self.gate.fail(error);
+        match &mut self.answer {
+            Answer::Run(_) | Answer::Tunnel(_) => self.gate.fail(error),
+            Answer::Response(answer) => answer.fail(error, &mut self.gate),
+        }
         self.output = None;
     }
 

@@ -105,6 +105,19 @@ impl ApiError {
         Self::request(StatusCode::NOT_IMPLEMENTED, Some("unsupported_endpoint"), "This endpoint is not supported here.")
     }
 
+    /// No state is kept: a client that has all of its conversation sends it then.
+    pub(crate) fn no_state(param: &'static str) -> Self {
+        let message = "No responses are stored here. Send the whole conversation as 'input'.";
+        let error = Self::request(StatusCode::BAD_REQUEST, Some("previous_response_not_found"), message);
+        Self { param: Some(param), ..error }
+    }
+
+    /// The model is there, but no provider of it takes this kind of request.
+    pub(crate) fn not_served() -> Self {
+        let message = "No provider of this model serves this endpoint now.";
+        Self::request(StatusCode::NOT_IMPLEMENTED, Some("unsupported_endpoint"), message)
+    }
+
     pub(crate) fn body_too_large(limit: usize) -> Self {
         let message = format!("The request body is larger than {limit} bytes.");
         Self { close: true, ..Self::request(StatusCode::PAYLOAD_TOO_LARGE, Some("request_too_large"), message) }
@@ -334,6 +347,10 @@ impl ApiError {
 
     pub(crate) const fn code(&self) -> Option<&'static str> {
         self.code
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 
     pub(crate) const fn ended_by(&self) -> EndedBy {

@@ -67,6 +67,12 @@ closed! {
     Endpoint {
         /// A chat completion.
         Chat = "chat",
+        /// A completion of the older API.
+        Completions = "completions",
+        /// Embeddings.
+        Embeddings = "embeddings",
+        /// A response.
+        Responses = "responses",
         /// The list of models, or one of them.
         Models = "models",
         /// Anything else.
@@ -282,6 +288,10 @@ impl Recorder {
             earlier: None,
             suspect: None,
         }
+    }
+
+    pub(crate) const fn request_id(&self) -> RequestId {
+        self.record.request_id
     }
 
     pub(crate) const fn arrived(&self) -> Instant {

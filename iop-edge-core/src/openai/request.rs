@@ -1,7 +1,7 @@
-//! Decides whether a body is a chat request, and which of its bytes the Edge may touch (API-3).
+//! Decides whether a body is a request for a provider, and which of its bytes the Edge may touch (API-3).
 //!
-//! Only what routing needs is read: `model`, `stream`, `stream_options`, and that `messages` is a non-empty array. All
-//! else is the provider's business and stays byte by byte.
+//! Only what routing needs is read: `model`, `stream`, `stream_options`, and that there is something to work on. All else is
+//! the provider's business and stays byte by byte.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,13 +13,14 @@ use iop_execution::ModelName;
 use super::edit::{Splice, quoted, splice};
 use super::errors::ApiError;
 use super::json::{JsonError, Visitor, decode, same_key, scan};
+use super::kind::Kind;
 
 /// Leading bytes of the messages that make a prefix: most system prompts begin to differ within it.
 const PREFIX_BYTES: usize = 1024;
 
 /// FNV-1a; never 0, which means that there is none.
-fn prefix_hash(messages: &str) -> u64 {
-    let leading = messages.bytes().take(PREFIX_BYTES);
+fn prefix_hash(subject: &str) -> u64 {
+    let leading = subject.bytes().take(PREFIX_BYTES);
     leading.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)).max(1)
 }
 
@@ -31,7 +32,7 @@ pub const fn estimate_prompt_tokens(text_bytes: usize) -> u32 {
     if tokens > u32::MAX as usize { u32::MAX } else { tokens as u32 }
 }
 
-/// A chat request whose routing fields were read.
+/// A request whose routing fields were read.
 pub(crate) struct ChatRequest {
     body: Bytes,
     model: String,
@@ -49,14 +50,14 @@ impl ChatRequest {
     ///
     /// # Errors
     /// What the client is told: 400, with the member that is wrong.
-    pub(crate) fn parse(body: Bytes) -> Result<Self, ApiError> {
+    pub(crate) fn parse(body: Bytes, kind: Kind) -> Result<Self, ApiError> {
         let text = std::str::from_utf8(&body)
             .map_err(|error| bad_json(JsonError { at: error.valid_up_to(), problem: "invalid UTF-8" }, &body))?;
         if !text.trim_ascii_start().is_empty() && !text.trim_ascii_start().starts_with('{') {
-            scan(text, &mut Members::default()).map_err(|error| bad_json(error, &body))?;
+            scan(text, &mut Members::of(kind)).map_err(|error| bad_json(error, &body))?;
             return Err(ApiError::bad_request(None, "The request body must be a JSON object."));
         }
-        let mut members = Members::default();
+        let mut members = Members::of(kind);
         scan(text, &mut members).map_err(|error| bad_json(error, &body))?;
         if let Some(param) = members.duplicate {
             return Err(ApiError::bad_request(Some(param), format!("'{param}' is given twice.")));
@@ -73,28 +74,28 @@ impl ChatRequest {
             return Err(ApiError::bad_request(Some("model"), "'model' must not be empty."));
         }
 
-        match members.messages.as_ref().map(value) {
-            None => return Err(ApiError::bad_request(Some("messages"), "'messages' is missing.")),
-            Some(messages) => {
-                let inner = messages.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-                if inner.is_none_or(|inner| inner.trim_ascii().is_empty()) {
-                    return Err(ApiError::bad_request(Some("messages"), "'messages' must be a non-empty array."));
-                }
-            }
-        }
+        let subject = members.subject.as_ref().map(value);
+        check_subject(kind, subject)?;
 
         let stream = match members.stream.as_ref().map(value) {
             Some("true") => true,
             None | Some("false" | "null") => false,
             Some(_) => return Err(ApiError::bad_request(Some("stream"), "'stream' must be a boolean.")),
         };
+        if stream && !kind.streams() {
+            return Err(ApiError::bad_request(Some("stream"), "This endpoint does not stream."));
+        }
         let options = members.stream_options.take().map(|span| (value(&span), span.start));
         let object_end = text.trim_ascii_end().len().saturating_sub(1);
         let (wants_usage, usage) = plan_usage(stream, options, object_end)?;
 
-        let prompt_tokens = estimate_prompt_tokens(members.text_bytes);
+        let prompt_tokens = estimate_prompt_tokens(match kind {
+            Kind::Chat => members.text_bytes,
+            // Text, or numbers of tokens: both are about that long.
+            Kind::Completions | Kind::Embeddings | Kind::Responses => subject.map_or(0, str::len),
+        });
         let stores = members.store.as_ref().map(value) == Some("true");
-        let prompt_prefix = members.messages.as_ref().map(value).map_or(0, prefix_hash);
+        let prompt_prefix = subject.map_or(0, prefix_hash);
         Ok(Self { model, model_span, stream, wants_usage, usage, prompt_tokens, prompt_prefix, stores, body })
     }
 
@@ -123,7 +124,7 @@ impl ChatRequest {
         self.stores
     }
 
-    /// Hash of the leading bytes of the messages: requests with the same one share what a provider has cached (SEL-1).
+    /// Hash of the leading bytes of what the model works on: requests with the same one share what a provider has cached (SEL-1).
     pub(crate) const fn prompt_prefix(&self) -> u64 {
         self.prompt_prefix
     }
@@ -168,6 +169,26 @@ fn bad_json(error: JsonError, body: &[u8]) -> ApiError {
 
 fn unquoted(value: &str) -> Option<&str> {
     value.strip_prefix('"')?.strip_suffix('"')
+}
+
+/// Whether there is something to work on. What is inside of it is the provider's business.
+fn check_subject(kind: Kind, subject: Option<&str>) -> Result<(), ApiError> {
+    let empty = |text: &str, open: char, close: char| {
+        let inner = text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
+        inner.is_none_or(|inner| inner.trim_ascii().is_empty())
+    };
+    let param = kind.subject();
+    let refuse = |problem: &str| Err(ApiError::bad_request(Some(param), format!("'{param}' {problem}.")));
+    match (kind, subject) {
+        // It has a default.
+        (Kind::Completions, _) => Ok(()),
+        (Kind::Chat | Kind::Embeddings | Kind::Responses, None) => refuse("is missing"),
+        (Kind::Chat, Some(text)) if empty(text, '[', ']') => refuse("must be a non-empty array"),
+        (Kind::Embeddings | Kind::Responses, Some(text)) if empty(text, '[', ']') && empty(text, '"', '"') => {
+            refuse("must be a non-empty string or array")
+        }
+        (Kind::Chat | Kind::Embeddings | Kind::Responses, Some(_)) => Ok(()),
+    }
 }
 
 const ASK: &str = r#"{"include_usage":true}"#;
@@ -216,10 +237,11 @@ fn plan_usage(
 }
 
 /// Where the members that the Edge reads lie.
-#[derive(Default)]
 struct Members {
+    /// Name of the member that the model works on.
+    subject_name: &'static str,
     model: Option<Range<usize>>,
-    messages: Option<Range<usize>>,
+    subject: Option<Range<usize>>,
     stream: Option<Range<usize>>,
     stream_options: Option<Range<usize>>,
     store: Option<Range<usize>>,
@@ -228,13 +250,29 @@ struct Members {
     text_bytes: usize,
 }
 
+impl Members {
+    const fn of(kind: Kind) -> Self {
+        Self {
+            subject_name: kind.subject(),
+            model: None,
+            subject: None,
+            stream: None,
+            stream_options: None,
+            store: None,
+            model_seen: false,
+            duplicate: None,
+            text_bytes: 0,
+        }
+    }
+}
+
 impl Visitor for Members {
     fn member(&mut self, key: &str) -> bool {
         // Some servers match keys without regard to case: a second spelling would smuggle another model past the checks.
         if same_key(key, "model", true) && std::mem::replace(&mut self.model_seen, true) {
             self.duplicate = Some("model");
         }
-        same_key(key, "messages", false)
+        same_key(key, self.subject_name, false)
     }
 
     fn string(&mut self, key: &str, len: usize) {
@@ -246,7 +284,7 @@ impl Visitor for Members {
     fn value(&mut self, key: &str, span: Range<usize>) {
         let members = [
             ("model", &mut self.model),
-            ("messages", &mut self.messages),
+            (self.subject_name, &mut self.subject),
             ("stream", &mut self.stream),
             ("stream_options", &mut self.stream_options),
             ("store", &mut self.store),

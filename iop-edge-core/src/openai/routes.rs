@@ -2,6 +2,8 @@
 
 use http::Method;
 
+use super::kind::Kind;
+
 /// What a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Route {
@@ -9,8 +11,8 @@ pub(crate) enum Route {
     Health,
     /// A provider is ready.
     Ready,
-    /// A chat completion.
-    Chat,
+    /// Something that a provider answers.
+    Ask(Kind),
     /// The list of models.
     Models,
     /// One model, its id decoded; `None` if it can't be decoded.
@@ -29,14 +31,12 @@ const READ: &str = "GET, HEAD";
 const WRITE: &str = "POST";
 
 /// First segments of the API's other paths.
-const OTHERS: [&str; 20] = [
+const OTHERS: [&str; 18] = [
     "assistants",
     "audio",
     "batches",
-    "completions",
     "containers",
     "conversations",
-    "embeddings",
     "evals",
     "files",
     "fine_tuning",
@@ -66,7 +66,10 @@ pub(crate) fn resolve(method: &Method, path: &str) -> Route {
         return by_method(method, READ, Route::Model(percent_decoded(id)));
     }
     match path {
-        "chat/completions" => by_method(method, WRITE, Route::Chat),
+        "chat/completions" => by_method(method, WRITE, Route::Ask(Kind::Chat)),
+        "completions" => by_method(method, WRITE, Route::Ask(Kind::Completions)),
+        "responses" => by_method(method, WRITE, Route::Ask(Kind::Responses)),
+        "embeddings" => by_method(method, WRITE, Route::Ask(Kind::Embeddings)),
         "models" => by_method(method, READ, Route::Models),
         _ => {
             let first = path.split('/').next().unwrap_or_default();
@@ -116,9 +119,9 @@ mod tests {
         // API-1
         let model = |id: &str| Route::Model(Some(id.into()));
         for (method, path, want) in [
-            ("POST", "/v1/chat/completions", Route::Chat),
-            ("POST", "/chat/completions", Route::Chat),
-            ("POST", "/v1/chat/completions/", Route::Chat),
+            ("POST", "/v1/chat/completions", Route::Ask(Kind::Chat)),
+            ("POST", "/chat/completions", Route::Ask(Kind::Chat)),
+            ("POST", "/v1/chat/completions/", Route::Ask(Kind::Chat)),
             ("GET", "/v1/chat/completions", Route::WrongMethod(WRITE)),
             ("HEAD", "/v1/chat/completions", Route::WrongMethod(WRITE)),
             ("OPTIONS", "/v1/chat/completions", Route::Options(WRITE)),
@@ -137,8 +140,15 @@ mod tests {
             ("GET", "/v1/healthz", Route::Unknown),
             ("HEAD", "/readyz", Route::Ready),
             ("POST", "/readyz", Route::WrongMethod(READ)),
-            ("POST", "/v1/responses", Route::Unsupported),
-            ("POST", "/embeddings", Route::Unsupported),
+            ("POST", "/v1/responses", Route::Ask(Kind::Responses)),
+            ("GET", "/v1/responses", Route::WrongMethod(WRITE)),
+            ("GET", "/v1/responses/resp_1", Route::Unsupported),
+            ("POST", "/v1/responses/resp_1/cancel", Route::Unsupported),
+            ("POST", "/embeddings", Route::Ask(Kind::Embeddings)),
+            ("POST", "/v1/completions", Route::Ask(Kind::Completions)),
+            ("GET", "/v1/completions", Route::WrongMethod(WRITE)),
+            ("GET", "/v1/embeddings/x", Route::Unknown),
+            ("POST", "/v1/messages", Route::Unsupported),
             ("GET", "/v1/files/abc/content", Route::Unsupported),
             ("GET", "/v1", Route::Unknown),
             ("GET", "/", Route::Unknown),

@@ -18,6 +18,7 @@ use super::body::OpenAiBody;
 use super::chat::{self, refuse};
 use super::config::OpenAiConfig;
 use super::errors::ApiError;
+use super::kind::Kind;
 use super::models;
 use super::record::{Endpoint, Recorder, RequestId};
 use super::routes::{Route, resolve};
@@ -76,7 +77,7 @@ impl OpenAiService {
             Route::WrongMethod(allow) => (Endpoint::Other, Err(ApiError::method_not_allowed(allow))),
             Route::Unsupported => (Endpoint::Other, Err(ApiError::not_supported())),
             Route::Unknown => (Endpoint::Other, Err(ApiError::unknown_url())),
-            Route::Chat => (Endpoint::Chat, Ok(Asked::Chat)),
+            Route::Ask(kind) => (kind.endpoint(), Ok(Asked::Provider(kind))),
             Route::Models => (Endpoint::Models, Ok(Asked::Models)),
             Route::Model(name) => (Endpoint::Models, Ok(Asked::Model(name))),
         };
@@ -90,7 +91,9 @@ impl OpenAiService {
                 recorder.caller(caller.principal.clone());
                 let engine = Arc::clone(&self.engine);
                 match asked {
-                    Asked::Chat => Box::pin(chat::serve(engine, config, caller, head, body, recorder)).await,
+                    Asked::Provider(kind) => {
+                        Box::pin(chat::serve(kind, engine, config, caller, head, body, recorder)).await
+                    }
                     Asked::Models => found(Ok(models::list(&*engine, &config, &caller)), recorder),
                     Asked::Model(Some(name)) => found(models::one(&*engine, &config, &caller, &name), recorder),
                     Asked::Model(None) => refuse(&ApiError::model_not_found(""), recorder),
@@ -112,7 +115,7 @@ fn recorder(config: &OpenAiConfig, id: RequestId, endpoint: Endpoint) -> Recorde
 
 /// What needs a caller.
 enum Asked {
-    Chat,
+    Provider(Kind),
     Models,
     Model(Option<String>),
 }

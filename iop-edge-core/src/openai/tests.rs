@@ -5,9 +5,11 @@ mod chat_tunnel;
 mod client_idle;
 mod cooling;
 mod limits;
+mod passed;
 mod records;
 mod recovery;
 mod reload;
+mod responses;
 mod surface;
 
 use std::collections::VecDeque;
@@ -99,6 +101,10 @@ impl Engine for Script {
         if let Reply::Noted(note, inner) = reply {
             notes.set(note);
             reply = *inner;
+        }
+        // A run can't be chosen for what only goes by a tunnel.
+        if request.wire == Some(WireKind::Tunnel) && matches!(reply, Reply::Run(_)) {
+            return Err(SubmitError::Unavailable);
         }
         let run_id = RunId::from_bytes([0xab; 16]);
         let wire = if matches!(reply, Reply::Run(_)) { WireKind::Run } else { WireKind::Tunnel };
@@ -227,11 +233,16 @@ impl Rig {
         records.remove(0)
     }
 
-    /// Headers and body that went to the provider.
+    /// Headers and body of a chat that went to the provider.
     fn sent(&self) -> (HeaderMap, String) {
+        self.sent_to("/v1/chat/completions")
+    }
+
+    /// Headers and body that went to a path of the provider.
+    fn sent_to(&self, want: &str) -> (HeaderMap, String) {
         match self.script.seen.lock().unwrap().pop().and_then(|seen| seen.payload) {
             Some(Payload::Tunnel { headers, body, method, path }) => {
-                assert_eq!((method.as_str(), path.as_str()), ("POST", "/v1/chat/completions"));
+                assert_eq!((method.as_str(), path.as_str()), ("POST", want));
                 (headers, String::from_utf8(body.to_vec()).unwrap())
             }
             Some(Payload::Run { input }) => (HeaderMap::new(), String::from_utf8(input.to_vec()).unwrap()),
@@ -241,7 +252,11 @@ impl Rig {
 }
 
 fn post(body: &str) -> Request<Full<Bytes>> {
-    Request::post("/v1/chat/completions")
+    post_to("/v1/chat/completions", body)
+}
+
+fn post_to(path: &str, body: &str) -> Request<Full<Bytes>> {
+    Request::post(path)
         .header("content-type", "application/json")
         .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
         .unwrap()

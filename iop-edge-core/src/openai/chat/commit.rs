@@ -99,6 +99,12 @@ impl Gate {
 
     /// The answer failed.
     pub(crate) fn fail(&mut self, error: ApiError) {
+        let event = error.to_event();
+        self.fail_with(error, event);
+    }
+
+    /// The answer failed; a stream that is open says so by this event.
+    pub(crate) fn fail_with(&mut self, error: ApiError, event: Bytes) {
         match self.phase {
             Phase::Holding => {
                 self.queue.clear();
@@ -107,7 +113,7 @@ impl Gate {
             }
             Phase::Open => {
                 if self.form == Form::Events {
-                    self.push(error.to_event());
+                    self.push(event);
                 }
                 self.phase = Phase::Broken(Box::new(error));
             }

@@ -28,6 +28,7 @@ use crate::catalog::RetryOn;
 use crate::openai::body::{AnswerCut, OpenAiBody};
 use crate::openai::config::{KEEPALIVE_EVERY, MAX_SNAPSHOT_BYTES, OpenAiConfig};
 use crate::openai::errors::ApiError;
+use crate::openai::kind::Kind;
 use crate::openai::record::{Recorder, now};
 use crate::openai::recovery::{Decision, Given, Hint, Liveness, LivenessDecision, LivenessReason};
 use crate::openai::request::ChatRequest;
@@ -101,11 +102,12 @@ impl Live {
     ) -> Self {
         let kept = request.body().len() <= MAX_SNAPSHOT_BYTES;
         let (tokens, stores) = (submit.prompt_tokens_estimate, request.stores());
-        *recorder.liveness() = Liveness::new(config.max_extra_attempts, tokens, kept, stores || submit.background);
+        let extra = if asked.kind.replays() { config.max_extra_attempts } else { 0 };
+        *recorder.liveness() = Liveness::new(extra, tokens, kept, stores || submit.background);
         let after = (asked.stream && !config.keepalive_after.is_zero()).then_some(config.keepalive_after);
         let keepalive = Keepalive { timer: after.map(|after| Box::pin(sleep(after))), begun: false, due: false };
         let request = Arc::new(request);
-        let stage = Stage::Admitting(admit(&engine, submit.clone(), Arc::clone(&request)));
+        let stage = Stage::Admitting(admit(&engine, asked.kind, submit.clone(), Arc::clone(&request)));
         let request = Some(request).filter(|_| kept);
         Self { engine, config, asked, submit, request, stage, mending: None, keepalive, recorder, idle }
     }
@@ -189,7 +191,7 @@ impl Live {
                 let known = !matches!(error, SubmitError::UnknownModel | SubmitError::InvalidRequest(_));
                 self.recorder.submitted(known, None);
                 let error = match self.mending.take() {
-                    None => ApiError::from_submit(&error, &self.asked.model),
+                    None => self.asked.refused(&error, &*self.engine),
                     Some(failure) => {
                         self.recorder.did_not_begin(LivenessReason::of_refusal(&error));
                         unmended(failure, &error, &self.asked.model)
@@ -240,7 +242,7 @@ impl Live {
                 self.submit.avoid_provider_id = avoid;
                 self.submit.allow_avoided_provider_fallback = fallback;
                 // The old output goes first: it is over, or is cancelled by this, before the next one is asked for.
-                let admission = admit(&self.engine, self.submit.clone(), request);
+                let admission = admit(&self.engine, self.asked.kind, self.submit.clone(), request);
                 drop(mem::replace(&mut self.stage, Stage::Admitting(admission)));
             }
             Decision::Tell(reason) => {
@@ -317,7 +319,7 @@ impl Live {
                     if !mem::take(&mut self.keepalive.begun) {
                         return Poll::Ready(None);
                     }
-                    let bytes = error.to_event();
+                    let bytes = self.asked.failed(error, &self.config);
                     self.end();
                     return Poll::Ready(Some(Ok(bytes)));
                 }
@@ -404,9 +406,9 @@ fn unmended(failure: ApiError, refusal: &SubmitError, model: &str) -> ApiError {
 }
 
 /// Asks the engine for a place, and for what to send there: the same bytes for each attempt (REC-4).
-fn admit(engine: &Arc<dyn Engine>, submit: Submit, request: Arc<ChatRequest>) -> Admission {
+fn admit(engine: &Arc<dyn Engine>, kind: Kind, submit: Submit, request: Arc<ChatRequest>) -> Admission {
     let engine = Arc::clone(engine);
-    Box::pin(async move { engine.submit(submit, Box::new(move |admitted| payload(&request, admitted))).await })
+    Box::pin(async move { engine.submit(submit, Box::new(move |admitted| payload(kind, &request, admitted))).await })
 }
 
 impl fmt::Debug for Live {

@@ -10,6 +10,8 @@
 //! Inputs: [`TunnelAnswer::frame`], [`TunnelAnswer::lost`], [`TunnelAnswer::lingered`]. Output: what it puts into the
 //! [`Gate`]. Exactly one end reaches the gate, whatever the frames are.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use iop_execution::complaint;
@@ -18,14 +20,14 @@ use iop_execution::{
 };
 
 use super::commit::Gate;
-use crate::openai::config::{MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PROVIDER_ERROR_BYTES};
+use crate::openai::config::{DONE_LINGER, ERROR_LINGER, MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PROVIDER_ERROR_BYTES};
 use crate::openai::errors::ApiError;
 use crate::openai::provider_error::ProviderSaid;
 use crate::openai::record::Edit;
 use crate::openai::rewrite::top_level::{Key, Met, Scan};
 use crate::openai::rewrite::{Rewrite, first_event};
 
-const NO_COMPLETION: &str = "the provider's answer is no chat completion";
+const NO_ANSWER: &str = "the provider's answer is not one to this request";
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// What a client asked for, as far as it matters here.
@@ -35,6 +37,8 @@ pub(crate) struct Wish {
     /// The public name as a JSON string, if answers must say it.
     pub(crate) model: Option<String>,
     pub(crate) usage: bool,
+    /// The array without which a whole answer is none.
+    pub(crate) answer: Key,
 }
 
 #[derive(Debug)]
@@ -65,6 +69,7 @@ pub(crate) struct TunnelAnswer {
     parts: BytesMut,
     rewrite: Rewrite,
     model: Option<String>,
+    answer: Key,
     usage: Option<Usage>,
     tool_call: bool,
 }
@@ -77,6 +82,7 @@ impl TunnelAnswer {
             parts: BytesMut::new(),
             rewrite: Rewrite::new(wish.model.clone(), wish.usage),
             model: wish.model,
+            answer: wish.answer,
             usage: None,
             tool_call: false,
         }
@@ -104,6 +110,15 @@ impl TunnelAnswer {
     /// It is known to be an error; the rest of it should come soon.
     pub(crate) const fn is_failing(&self) -> bool {
         matches!(self.stage, Stage::Failing(_))
+    }
+
+    /// How long the rest of it is awaited, once it can't matter any more.
+    pub(crate) fn linger(&self) -> Option<Duration> {
+        match self.stage {
+            Stage::Done => Some(DONE_LINGER),
+            Stage::Failing(_) => Some(ERROR_LINGER),
+            Stage::Head | Stage::Events | Stage::Document(_) => None,
+        }
     }
 
     /// The next frame.
@@ -147,7 +162,7 @@ impl TunnelAnswer {
         } else if self.stream {
             Stage::Events
         } else {
-            Stage::Document(Document::new(self.model.take()))
+            Stage::Document(Document::new(self.model.take(), self.answer))
         };
     }
 
@@ -310,13 +325,16 @@ struct Document {
     /// Inside the value that is being replaced.
     replacing: bool,
     renamed: bool,
-    choices: bool,
+    answer: Key,
+    /// The array is there.
+    found: bool,
     error: bool,
 }
 
 impl Document {
-    const fn new(model: Option<String>) -> Self {
-        Self { scan: Scan::new(), model, length: 0, replacing: false, renamed: false, choices: false, error: false }
+    const fn new(model: Option<String>, answer: Key) -> Self {
+        let scan = Scan::new();
+        Self { scan, model, length: 0, replacing: false, renamed: false, answer, found: false, error: false }
     }
 
     fn push(&mut self, bytes: Bytes, gate: &mut Gate) -> Result<(), &'static str> {
@@ -327,7 +345,7 @@ impl Document {
         }
         let mut kept_from = 0;
         let (model, replacing, renamed) = (&self.model, &mut self.replacing, &mut self.renamed);
-        let (choices, error) = (&mut self.choices, &mut self.error);
+        let (answer, found, error) = (self.answer, &mut self.found, &mut self.error);
         self.scan.feed(&bytes, base, |met| match met {
             Met::Value(Key::Model, at, b'"') => {
                 if let Some(name) = model.as_ref().filter(|_| !*renamed) {
@@ -341,12 +359,12 @@ impl Document {
                     kept_from = at - base;
                 }
             }
-            Met::Value(Key::Choices, _, b'[') => *choices = true,
+            Met::Value(key, _, b'[') if key == answer => *found = true,
             Met::Value(Key::Error, _, first) => *error |= first != b'n',
             Met::Open(_) | Met::Value(..) | Met::End(..) => {}
         });
         if self.scan.is_invalid() {
-            return Err(NO_COMPLETION);
+            return Err(NO_ANSWER);
         }
         if !self.replacing {
             gate.hold(bytes.slice(kept_from..));
@@ -356,7 +374,7 @@ impl Document {
 
     /// Whether it was a whole answer; true if its model was renamed.
     fn end(&self, gate: &mut Gate) -> Result<bool, ApiError> {
-        if self.scan.is_done() && self.choices {
+        if self.scan.is_done() && self.found {
             return Ok(self.renamed);
         }
         if self.scan.is_done() && self.error && !gate.is_committed() {
@@ -364,7 +382,7 @@ impl Document {
             let failure = rejected("the provider reported an error", said.status).with_reason(said.reason);
             return Err(ApiError::from_failure(&failure, said.message));
         }
-        Err(ApiError::bad_gateway(NO_COMPLETION))
+        Err(ApiError::bad_gateway(NO_ANSWER))
     }
 }
 

@@ -169,6 +169,8 @@ fn every_error() -> Vec<ApiError> {
         ApiError::unknown_url(),
         ApiError::method_not_allowed("POST"),
         ApiError::not_supported(),
+        ApiError::not_served(),
+        ApiError::no_state("conversation"),
         ApiError::body_too_large(1),
         ApiError::unsupported_media("no"),
         ApiError::body_timeout(),

@@ -4,7 +4,7 @@ use serde_json::{Value, json, value::RawValue};
 use super::*;
 
 fn parse(body: impl Into<Bytes>) -> Result<ChatRequest, ApiError> {
-    ChatRequest::parse(body.into())
+    ChatRequest::parse(body.into(), Kind::Chat)
 }
 
 fn edited(body: &str, target: &str) -> String {

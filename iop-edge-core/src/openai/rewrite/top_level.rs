@@ -10,6 +10,7 @@ use memchr::memchr2;
 pub(crate) enum Key {
     Model,
     Choices,
+    Data,
     Error,
     Other,
 }
@@ -163,6 +164,7 @@ impl Scan {
                 self.key = match self.spelled.get(..self.spelled_len) {
                     Some(b"model") => Key::Model,
                     Some(b"choices") => Key::Choices,
+                    Some(b"data") => Key::Data,
                     Some(b"error") => Key::Error,
                     _ => Key::Other,
                 };

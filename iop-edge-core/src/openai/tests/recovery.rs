@@ -6,7 +6,7 @@ use iop_execution::{FailureStage, ProviderContacted, Usage};
 use super::*;
 use crate::openai::recovery::MAX_SNAPSHOT_BYTES;
 
-fn rig(replies: impl IntoIterator<Item = Reply>) -> Rig {
+pub(super) fn rig(replies: impl IntoIterator<Item = Reply>) -> Rig {
     Rig::with(replies, |mut config| {
         config.max_extra_attempts = 2;
         config
@@ -44,7 +44,7 @@ fn good_run() -> Reply {
 
 impl Rig {
     /// Bodies that were sent, in order.
-    fn bodies(&self) -> Vec<Bytes> {
+    pub(super) fn bodies(&self) -> Vec<Bytes> {
         let seen = self.script.seen.lock().unwrap();
         let bodies = seen.iter().filter_map(|seen| match &seen.payload {
             Some(Payload::Tunnel { body, .. }) => Some(body.clone()),
@@ -64,7 +64,7 @@ impl Rig {
         hints.collect()
     }
 
-    fn liveness(&self) -> Vec<String> {
+    pub(super) fn liveness(&self) -> Vec<String> {
         let seen = self.records.1.lock().unwrap();
         let names = seen.iter().map(|seen| match seen {
             LivenessObservation::Considered { decision, reason } => format!("{decision}/{reason}"),
@@ -97,11 +97,12 @@ async fn s05_a_stall_before_content_is_mended_and_the_client_sees_one_answer() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_four_cells_of_fault_and_commit_have_one_outcome_each() {
-    // REC-4, REC-5, REC-6; field reports 50, 51, 52: fault, before content: again? , after content
+/// Its name, the failure, what the engine noted of it, and whether another attempt before content mends it.
+pub(super) type Fault = (&'static str, ExecutionFailure, Option<EndNote>, bool);
+
+pub(super) fn faults() -> [Fault; 7] {
     let fault = |code| ExecutionFailure::new(code, FailureStage::Stream, ProviderContacted::Yes, "it broke");
-    let faults: [(&str, ExecutionFailure, Option<EndNote>, bool); 7] = [
+    [
         ("clean cut", fault(FailureCode::ProviderEndedWithoutTerminal), None, false),
         ("reset", fault(FailureCode::ProviderUnreachable), None, true),
         ("stall", stall(LivenessClassification::HealthUnknown, CLOSED), Some(confirmed()), true),
@@ -114,8 +115,13 @@ async fn the_four_cells_of_fault_and_commit_have_one_outcome_each() {
         ("malformed", fault(FailureCode::ProviderProtocol), None, false),
         ("5xx", fault(FailureCode::ProviderRejected).with_status(500), None, false),
         ("node gone", fault(FailureCode::Disconnected), None, true),
-    ];
-    for (name, failure, note, mended) in faults {
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_four_cells_of_fault_and_commit_have_one_outcome_each() {
+    // REC-4, REC-5, REC-6; field reports 50, 51, 52: fault, before content: again? , after content
+    for (name, failure, note, mended) in faults() {
         for by_run in [false, true] {
             for committed in [false, true] {
                 for stream in [true, false] {

@@ -42,8 +42,9 @@ async fn what_is_not_here_is_typed() {
     for (method, path, status, code) in [
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models/m", 405, "method_not_allowed"),
-        ("POST", "/v1/responses", 501, "unsupported_endpoint"),
-        ("POST", "/embeddings", 501, "unsupported_endpoint"),
+        ("GET", "/v1/responses/resp_1", 501, "unsupported_endpoint"),
+        ("POST", "/v1/messages", 501, "unsupported_endpoint"),
+        ("GET", "/embeddings", 405, "method_not_allowed"),
         ("GET", "/v1/nothing", 404, "unknown_url"),
         ("GET", "/", 404, "unknown_url"),
     ] {
