@@ -43,8 +43,10 @@ pub(crate) struct ProviderState {
     pub(crate) reasoning: bool,
     pub(crate) last_admission: u64,
     pub(crate) wear: Wear,
-    /// What evidence says of it in this generation.
+    /// What evidence says of it in one generation.
     pub(crate) overlay: Overlay,
+    /// Which one that is. It outlives `online`: a config may take a provider away and give it back in between.
+    overlay_of: Option<Generation>,
 }
 
 impl ProviderState {
@@ -84,12 +86,12 @@ impl ProviderState {
         let (runs, tunnels) = (report.runs, report.tunnels);
         let (draining, suspect) = match self.online.take() {
             Some(online) if online.generation == generation => (online.draining, online.suspect),
-            Some(_) | None => {
-                // A new generation starts clean (HLT-3).
-                self.overlay = Overlay::default();
-                (false, false)
-            }
+            Some(_) | None => (false, false),
         };
+        if self.overlay_of.replace(generation) != Some(generation) {
+            // A new generation starts clean (HLT-3).
+            self.overlay = Overlay::default();
+        }
         self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels });
         (self.tools, self.reasoning, self.listed) = (report.tools, report.reasoning, report.targets);
     }
@@ -174,6 +176,7 @@ impl Fleet {
                             last_admission: 0,
                             wear: Wear::default(),
                             overlay: Overlay::default(),
+                            overlay_of: None,
                         }
                     }
                 };
