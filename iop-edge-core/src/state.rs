@@ -159,8 +159,6 @@ pub(crate) struct EdgeState {
     policy: Box<dyn SelectionPolicy>,
     /// Whose turn it is, over all models.
     clock: FairClock,
-    /// Places given to others since the request that came first was passed over.
-    passed_over: u32,
     /// Nodes that an operator took out of service.
     held: BTreeSet<NodeId>,
     probes: Probes,
@@ -192,7 +190,6 @@ impl EdgeState {
             ledger,
             policy,
             clock: FairClock::default(),
-            passed_over: 0,
             held: BTreeSet::new(),
             probes: Probes::default(),
             commands: Commands::default(),
@@ -220,8 +217,8 @@ impl EdgeState {
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         while self.timers.next().is_some_and(|due| due <= now) {
             let mut due: Vec<_> = std::iter::from_fn(|| self.timers.pop_due(now)).collect();
-            due.sort_by_key(|timer| !self.ends_a_wait(*timer));
-            due.into_iter().for_each(|timer| self.timed_out(timer, now));
+            due.sort_by_key(|(_, timer)| !self.ends_a_wait(*timer));
+            due.into_iter().for_each(|(at, timer)| self.timed_out(timer, at, now));
         }
     }
 
@@ -243,7 +240,7 @@ impl EdgeState {
         }
     }
 
-    fn timed_out(&mut self, timer: Timer, now: Instant) {
+    fn timed_out(&mut self, timer: Timer, at: Instant, now: Instant) {
         match timer {
             Timer::Handshake(connection) => {
                 if let Some(code) = self.registry.handshake_timeout(connection) {
@@ -266,7 +263,7 @@ impl EdgeState {
             Timer::Cooling(_) => self.pump(now),
             Timer::Command(id) => self.command_over(id, now),
             Timer::Question(provider) => self.ask_about(provider, now),
-            Timer::Challenge(newcomer) => self.challenge_over(newcomer, now),
+            Timer::Challenge(newcomer) => self.challenge_over(newcomer, at, now),
         }
     }
 

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 
-mod api;
+pub(crate) mod api;
 mod guard;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use iop_edge_core::Edge;
 use iop_edge_core::api::Engine;
 use iop_edge_core::catalog::Catalog;
 use iop_edge_core::openai::{OpenAiConfig, OpenAiService};
-use iop_edge_core::snapshot::Status;
+use iop_edge_core::snapshot::{ProviderHealth, Status};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -89,6 +89,7 @@ impl EdgeRuntime {
                     quarantined: provider.in_use.quarantined,
                     ready: provider.status == Status::Ready,
                     cooling: provider.cooling.is_some(),
+                    unhealthy: provider.health == ProviderHealth::Unavailable,
                 })
                 .collect(),
             nodes: snapshot

@@ -106,6 +106,8 @@ pub struct ProviderGauge {
     pub ready: bool,
     /// It said that it is busy.
     pub cooling: bool,
+    /// Evidence of a stall says that it is down.
+    pub unhealthy: bool,
 }
 
 /// State of one model for its gauges.
@@ -151,6 +153,7 @@ pub struct EdgeMetrics {
     places_quarantined: Family<ProviderLabel, Gauge>,
     provider_ready: Family<ProviderLabel, Gauge>,
     cooling: Family<ProviderLabel, Gauge>,
+    unhealthy: Family<ProviderLabel, Gauge>,
     model_waiting: Family<ModelLabel, Gauge>,
     model_oldest_wait: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     config_revision: Gauge,
@@ -208,6 +211,7 @@ impl EdgeMetrics {
             places_quarantined: Family::default(),
             provider_ready: Family::default(),
             cooling: Family::default(),
+            unhealthy: Family::default(),
             model_waiting: Family::default(),
             model_oldest_wait: Family::default(),
             config_revision: Gauge::default(),
@@ -256,6 +260,11 @@ impl EdgeMetrics {
         registry.register("node_suspect", "1 = does not answer", all.node_suspect.clone());
         registry.register("provider_ready", "1 = takes new work", all.provider_ready.clone());
         registry.register("provider_cooling", "1 = said that it is busy", all.cooling.clone());
+        registry.register(
+            "provider_unhealthy",
+            "1 = out of admission: evidence of a stall says that it is down",
+            all.unhealthy.clone(),
+        );
         registry.register(
             "provider_quarantined",
             "Places that wait for the end of cancelled work",
@@ -346,8 +355,10 @@ impl EdgeMetrics {
         for family in [&self.node_ready, &self.node_draining, &self.node_suspect] {
             family.clear();
         }
-        let providers = [&self.capacity, &self.in_use, &self.places_quarantined, &self.provider_ready, &self.cooling];
-        for family in providers {
+        for family in [&self.capacity, &self.in_use, &self.places_quarantined] {
+            family.clear();
+        }
+        for family in [&self.provider_ready, &self.cooling, &self.unhealthy] {
             family.clear();
         }
         self.model_waiting.clear();
@@ -365,6 +376,7 @@ impl EdgeMetrics {
             self.places_quarantined.get_or_create(&label).set(provider.quarantined.into());
             self.provider_ready.get_or_create(&label).set(provider.ready.into());
             self.cooling.get_or_create(&label).set(provider.cooling.into());
+            self.unhealthy.get_or_create(&label).set(provider.unhealthy.into());
         }
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         for model in &now.models {

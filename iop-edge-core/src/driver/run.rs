@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use iop_execution::failure::StallDetail;
 use iop_execution::{
     CancelReason, ExecutionFailure, FailureCode, FailureStage, FrameFlags, ProviderContacted, RunEvent, RunEventKind,
-    RunId, TunnelFrame,
+    RunId, TunnelFrame, complaint,
 };
 use iop_wire::{ReceiveWindow, RunKey, RunNumber, SequenceCheck, ToNode};
 
@@ -489,8 +489,7 @@ pub(crate) fn cancelled(wire: WireKind, reason: CancelReason) -> Piece {
 /// What the head of a tunnel's answer says of its provider; nothing where it is no error.
 fn head_verdict(piece: &Piece) -> Option<Verdict> {
     let Piece::Frame(TunnelFrame::Head(head)) = piece else { return None };
-    let said = head.headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok());
-    let retry_after = said.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
+    let retry_after = complaint::retry_after_ms(&head.headers).map(|ms| Duration::from_millis(u64::from(ms)));
     match Verdict::of_status(head.status, retry_after) {
         Verdict::Good => None,
         verdict @ (Verdict::Neutral | Verdict::Fault | Verdict::Busy { .. }) => Some(verdict),

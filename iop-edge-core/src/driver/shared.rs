@@ -297,12 +297,21 @@ impl Core {
         let mut attempts: Vec<_> = self.runs.values().filter(of_connection).map(|run| run.attempt).collect();
         attempts.sort_unstable();
         for attempt in attempts {
-            if self.end_as(attempt, CancelReason::Withdrawn, LocalEnd::Suspect, now)
-                && let Some(node) = self.state.node_of(connection)
-            {
+            let ended =
+                self.end_as(attempt, CancelReason::Withdrawn, LocalEnd::Suspect, now) || self.end_silent(attempt, now);
+            if ended && let Some(node) = self.state.node_of(connection) {
                 self.after.observations.push(Observation::Withdrawn { node });
             }
         }
+    }
+
+    /// A request whose receipt was given up, and whose Node says nothing at all any more: nothing is waited for (FEN-7).
+    fn end_silent(&mut self, attempt: AttemptId, now: Instant) -> bool {
+        let Some(run) = self.runs.get(&attempt).filter(|run| run.unacknowledged().is_some()).map(Arc::clone) else {
+            return false;
+        };
+        self.after.ended = true;
+        run.end(LocalEnd::Suspect, now, &mut self.after.wakers)
     }
 
     /// The Node answers, but has never confirmed a request: takes it back (WIR-14). Its client learns it once the Node says
@@ -364,11 +373,13 @@ impl Core {
                     }
                 }
                 Effect::CheckReceipt { attempt, answered } => {
-                    let missing = self.runs.get(&attempt).is_some_and(|run| !run.is_acknowledged());
-                    match (missing, answered) {
-                        (false, _) => {}
-                        (true, false) => self.state.receipt_missing(attempt, now),
-                        (true, true) => self.give_up_receipt(attempt, now),
+                    let run = self.runs.get(&attempt).filter(|run| !run.is_acknowledged());
+                    let written = run.map(|run| run.connection.outbox.is_written(run.key));
+                    match (written, answered) {
+                        (None, _) => {}
+                        (Some(false), _) => self.state.receipt_unwritten(attempt, now),
+                        (Some(true), false) => self.state.receipt_missing(attempt, now),
+                        (Some(true), true) => self.give_up_receipt(attempt, now),
                     }
                 }
                 Effect::Quarantined { attempt } => {

@@ -280,7 +280,7 @@ impl ApiError {
                 SERVER,
                 Some("response_stalled"),
                 EndedBy::Stall,
-                "The provider stopped making progress.",
+                stalled(failure),
             ),
         }
     }
@@ -394,6 +394,17 @@ struct Object<'a> {
     kind: &'a str,
     param: Option<&'a str>,
     code: Option<&'a str>,
+}
+
+/// Names the setting that fired, so that whoever runs the provider knows which one to raise.
+fn stalled(failure: &ExecutionFailure) -> Cow<'static, str> {
+    match failure.stall.as_deref() {
+        Some(stall) => {
+            let (ms, setting) = (stall.timeout_ms, stall.timeout_setting);
+            format!("The provider made no progress for {ms} ms ({setting}).").into()
+        }
+        None => "The provider stopped making progress.".into(),
+    }
 }
 
 /// Most characters of a model's name that an error repeats.

@@ -174,9 +174,10 @@ pub struct RequestRecord {
     pub ttft: Option<Duration>,
     /// From its arrival to its end.
     pub duration: Duration,
-    /// Counts the provider reported, partial ones too.
+    /// Counts the providers reported, partial ones too: the last report of each attempt, all attempts added up. The client
+    /// sees those of the attempt that answered.
     pub usage: Option<Usage>,
-    /// Edits of the provider's answer.
+    /// Edits of the last attempt's answer.
     pub edits: Edits,
 }
 
@@ -236,6 +237,10 @@ pub(crate) struct Recorder {
     arrived: Instant,
     delivered: bool,
     liveness: Liveness,
+    /// A failure was considered that another attempt may mend, which is known once that one is admitted.
+    undecided: bool,
+    /// What the attempts before this one reported.
+    earlier: Option<Usage>,
     /// A name that may turn out to exist: decided only if the request ends while it waits.
     suspect: Option<(ModelName, Arc<dyn Engine>)>,
 }
@@ -267,7 +272,16 @@ impl Recorder {
             usage: None,
             edits: Edits::default(),
         };
-        Self { record, observer, arrived: now(), delivered: false, liveness: Liveness::default(), suspect: None }
+        Self {
+            record,
+            observer,
+            arrived: now(),
+            delivered: false,
+            liveness: Liveness::default(),
+            undecided: false,
+            earlier: None,
+            suspect: None,
+        }
     }
 
     pub(crate) const fn arrived(&self) -> Instant {
@@ -301,6 +315,7 @@ impl Recorder {
             self.record.node = Some(admitted.node.clone());
             self.record.queue = Some(self.record.queue.unwrap_or_default() + admitted.queued);
             self.record.attempts += 1;
+            self.earlier = self.record.usage;
         }
     }
 
@@ -310,9 +325,21 @@ impl Recorder {
         }
     }
 
-    /// A failed attempt was considered for another one.
-    pub(crate) fn considered(&self, decision: LivenessDecision, reason: LivenessReason) {
+    /// A failed attempt is to be mended by another one, if that one is admitted.
+    pub(crate) const fn considering(&mut self) {
+        self.undecided = true;
+    }
+
+    /// What came of a failed attempt: told once for each (OBS-3).
+    pub(crate) fn considered(&mut self, decision: LivenessDecision, reason: LivenessReason) {
+        self.undecided = false;
         self.observer.liveness(&LivenessObservation::Considered { decision, reason });
+    }
+
+    /// The attempt that was to mend a failure did not begin.
+    pub(crate) fn did_not_begin(&mut self, reason: LivenessReason) {
+        self.liveness.did_not_begin(reason);
+        self.considered(LivenessDecision::Ineligible, reason);
     }
 
     /// What has been tried for this request.
@@ -320,8 +347,9 @@ impl Recorder {
         &mut self.liveness
     }
 
-    pub(crate) const fn progress(&mut self, usage: Option<Usage>, edits: Edits) {
-        self.record.usage = usage;
+    /// What the attempt under way has reported so far.
+    pub(crate) fn progress(&mut self, usage: Option<Usage>, edits: Edits) {
+        self.record.usage = added(self.earlier, usage);
         self.record.edits = edits;
     }
 
@@ -364,12 +392,31 @@ impl Recorder {
             self.record.model = Some(model);
         }
         self.record.duration = self.elapsed();
+        if self.undecided {
+            // Nobody waits any more for the attempt that waits for its place.
+            self.did_not_begin(LivenessReason::Cancelled);
+        }
         self.record.outcome = self.liveness.outcome(self.record.outcome);
         if self.liveness.was_in_doubt() {
             self.observer.liveness(&LivenessObservation::Ended { outcome: self.record.outcome });
         }
         self.observer.request_ended(&self.record);
     }
+}
+
+/// Counts of two attempts. What neither reported stays absent (EXE-7).
+fn added(one: Option<Usage>, other: Option<Usage>) -> Option<Usage> {
+    let (Some(one), Some(other)) = (one, other) else { return one.or(other) };
+    let count = |one: Option<u64>, other: Option<u64>| match (one, other) {
+        (Some(one), Some(other)) => Some(one.saturating_add(other)),
+        (one, other) => one.or(other),
+    };
+    Some(Usage {
+        input_tokens: count(one.input_tokens, other.input_tokens),
+        output_tokens: count(one.output_tokens, other.output_tokens),
+        reasoning_tokens: count(one.reasoning_tokens, other.reasoning_tokens),
+        cached_input_tokens: count(one.cached_input_tokens, other.cached_input_tokens),
+    })
 }
 
 impl Drop for Recorder {

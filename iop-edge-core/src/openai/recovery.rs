@@ -15,7 +15,7 @@ use iop_execution::failure::ProviderReason;
 use iop_execution::{ExecutionFailure, FailureCode, Health, ProviderId};
 
 use super::record::Outcome;
-use crate::api::EndNote;
+use crate::api::{EndNote, SubmitError};
 use crate::catalog::{RetryCause, RetryOn};
 use iop_execution::closed_list as closed;
 
@@ -43,7 +43,7 @@ closed! {
         None = "none",
         /// The client has content.
         Committed = "committed",
-        /// The client is gone.
+        /// The client is gone, or an operator cancelled it.
         Cancelled = "cancelled",
         /// No attempts are left.
         Budget = "budget",
@@ -78,6 +78,23 @@ pub(crate) enum Cause {
     },
     /// One of the list.
     Retry(RetryCause),
+}
+
+impl LivenessReason {
+    /// Why the next attempt did not begin.
+    pub(crate) const fn of_refusal(error: &SubmitError) -> Self {
+        match error {
+            SubmitError::DeadlineExceeded => Self::Deadline,
+            SubmitError::Cancelled => Self::Cancelled,
+            SubmitError::InvalidRequest(_)
+            | SubmitError::UnknownModel
+            | SubmitError::Unavailable
+            | SubmitError::QueueFull { .. }
+            | SubmitError::QueueTimeout
+            | SubmitError::NodeRequired
+            | SubmitError::ShuttingDown => Self::NoCandidate,
+        }
+    }
 }
 
 impl Cause {
@@ -137,7 +154,7 @@ pub(crate) enum Decision {
     Tell(LivenessReason),
 }
 
-/// What the next admission is asked.
+/// What the next admission is asked. It holds for the rest of the request, whatever fails next: only a newer stall replaces it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Hint {
     /// The provider whose confirmed stall this is.
@@ -154,6 +171,7 @@ pub(crate) struct Liveness {
     kept: bool,
     side_effect: bool,
     retried: u32,
+    hint: Hint,
     /// A failure was considered, and what came of the last one.
     considered: Option<LivenessReason>,
 }
@@ -162,7 +180,7 @@ impl Liveness {
     /// `kept` = the request is small enough to be kept for another attempt.
     pub(crate) fn new(extra_attempts: u32, prompt_tokens: u32, kept: bool, side_effect: bool) -> Self {
         let budget = if prompt_tokens >= LONG_REPLAY_TOKENS { extra_attempts.min(1) } else { extra_attempts };
-        Self { budget, kept, side_effect, retried: 0, considered: None }
+        Self { budget, kept, side_effect, retried: 0, hint: Hint::default(), considered: None }
     }
 
     /// An attempt failed in a way that another one could help with.
@@ -178,7 +196,10 @@ impl Liveness {
             Some(reason) => Decision::Tell(reason),
             None => {
                 self.retried += 1;
-                Decision::Again(hint(cause, note))
+                if let Some(newer) = avoidance(cause, note) {
+                    self.hint = newer;
+                }
+                Decision::Again(self.hint.clone())
             }
         };
         self.considered = Some(match &decision {
@@ -230,9 +251,9 @@ impl Liveness {
         late.then_some(LivenessReason::Deadline)
     }
 
-    /// The next attempt found nobody.
-    pub(crate) const fn no_candidate(&mut self) {
-        self.considered = Some(LivenessReason::NoCandidate);
+    /// The next attempt did not begin.
+    pub(crate) const fn did_not_begin(&mut self, reason: LivenessReason) {
+        self.considered = Some(reason);
     }
 
     /// The Edge has sent it again, to no avail.
@@ -257,13 +278,13 @@ impl Liveness {
 }
 
 /// Only a confirmed stall sets avoidance; and the same provider may have it again only if its probe found it alive (REC-3).
-fn hint(cause: Cause, note: Option<&EndNote>) -> Hint {
+fn avoidance(cause: Cause, note: Option<&EndNote>) -> Option<Hint> {
     match (cause, note) {
         (Cause::Stall { health, .. }, Some(EndNote::ConfirmedStall { provider })) => {
-            Hint { avoid: Some(provider.clone()), fallback: health == Health::Available }
+            Some(Hint { avoid: Some(provider.clone()), fallback: health == Health::Available })
         }
         (Cause::Stall { .. } | Cause::Retry(_), Some(EndNote::ConfirmedStall { .. } | EndNote::NotStopped) | None) => {
-            Hint::default()
+            None
         }
     }
 }

@@ -3,6 +3,7 @@
 mod chat_run;
 mod chat_tunnel;
 mod client_idle;
+mod cooling;
 mod limits;
 mod records;
 mod recovery;

@@ -1,24 +1,26 @@
 //! Decides who gets a place: admission, waiting, whose turn it is, and who has nobody left to wait for.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use iop_execution::{AdapterKey, ModelName, NodeId, Principal, RunId, Target};
 
 use crate::api::{Destination, SubmitError, WireKind};
-use crate::catalog::Candidate;
+use crate::catalog::{Candidate, ModelGroup};
 use crate::observe::{Observation, WaitOutcome};
 use crate::state::effect::{Effect, Grant};
 use crate::state::fleet::ProviderState;
 use crate::state::id::AttemptId;
 use crate::state::ledger::{CapacityLease, WorkClass};
-use crate::state::queue::{Avoid, Need, Ticket};
+use crate::state::queue::{Avoid, Head, Need, Rank, Ticket};
 use crate::state::selection::{self, FreeCandidate, SelectionRequest};
 use crate::state::timers::Timer;
 use crate::state::{Attempt, EdgeState, Stage, Wants};
 
 /// Least and most a client is asked to wait before it tries a full queue again.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Places that may be given to others, by priority or by turn, before whoever came first gets one: nobody starves (QUE-1).
+/// Places that a waiter could have had and that may be given to others, by priority or by turn, before it gets one, once it is
+/// the one in its line who came first: nobody starves (QUE-1).
 pub(crate) const STARVATION_GRANTS: u32 = 8;
 
 /// One request for a place.
@@ -43,6 +45,14 @@ pub(crate) enum Admission {
     Granted(Box<Grant>),
     /// It waits, at most until then.
     Queued(AttemptId, Instant),
+}
+
+/// Who of a line is next, and why: smaller goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Next {
+    /// Too many places went to others.
+    Starving(AttemptId),
+    InTurn(Rank),
 }
 
 /// A provider that could serve a need, busy or not.
@@ -85,7 +95,7 @@ impl EdgeState {
             return Err(SubmitError::Unavailable);
         }
 
-        let ticket = |attempt| Ticket { attempt, priority, caller: wants.caller.clone(), since: now };
+        let ticket = |attempt| Ticket { attempt, priority, caller: wants.caller.clone(), since: now, passed: 0 };
         let attempt = self.begin(run_id, wants.clone(), deadline, now);
         // Nobody who waits is overtaken: whoever could be placed was placed when the place became free.
         if let Some(grant) = self.place(at, &need, attempt, now) {
@@ -266,10 +276,7 @@ impl EdgeState {
         let candidates = self.groups.get(at).into_iter().flat_map(|group| &group.model.candidates);
         let avoided = need.avoid.as_ref().filter(|avoid| !avoid.fallback).map(|avoid| &avoid.provider);
         let mut candidates = candidates.filter(|candidate| Some(&candidate.provider) != avoided);
-        candidates.any(|candidate| {
-            let provider = self.fleet.provider(&candidate.provider);
-            provider.is_some_and(|provider| provider.enabled && provider.online.is_none())
-        })
+        candidates.any(|candidate| self.fleet.provider(&candidate.provider).is_some_and(ProviderState::is_absent))
     }
 
     /// Takes a place for an attempt, if there is one and the policy wants it. New work prefers Nodes that are no suspects
@@ -373,41 +380,64 @@ impl EdgeState {
     }
 
     /// Gives free places to whoever may have them, over all models: highest priority first, then whose turn it is, then who
-    /// came first; and every so often whoever came first of all.
+    /// came first; and before all of them whoever has seen too many places of its model's providers go to others.
     pub(super) fn pump(&mut self, now: Instant) {
-        let mut stuck: Vec<(usize, Need)> = Vec::new();
+        // Places only become fewer in here: a line that found none finds none later.
+        let mut stuck: BTreeSet<(usize, Need)> = BTreeSet::new();
         loop {
-            let heads = (0..self.groups.len()).flat_map(|at| {
-                let heads = self.groups.get(at).into_iter().flat_map(|group| group.queue.heads(&self.clock));
-                heads.map(move |(need, rank, oldest)| (at, need, rank, oldest))
-            });
-            let open: Vec<_> =
-                heads.filter(|(at, need, ..)| !stuck.iter().any(|(a, n)| a == at && n == *need)).collect();
-            let Some((first_at, first_need, first, _)) = open.iter().min_by_key(|(.., rank, _)| *rank) else { return };
-            let Some((oldest_at, oldest_need, _, oldest)) = open.iter().min_by_key(|(.., oldest)| *oldest) else {
-                return;
-            };
-            let starving = self.passed_over >= STARVATION_GRANTS;
-            let (at, need, attempt) = if starving {
-                (*oldest_at, (*oldest_need).clone(), *oldest)
-            } else {
-                (*first_at, (*first_need).clone(), first.attempt)
-            };
-            let in_order = attempt == *oldest;
-            match self.place(at, &need, attempt, now) {
-                None => stuck.push((at, need)),
-                Some(grant) => {
-                    self.passed_over = if in_order { 0 } else { self.passed_over + 1 };
-                    if let Some(group) = self.groups.get_mut(at) {
-                        group.queue.remove(&need, attempt);
-                    }
-                    self.timers.disarm(Timer::Queue(attempt));
-                    self.timers.disarm(Timer::Absence(attempt));
-                    self.waited(attempt, WaitOutcome::Admitted, now);
-                    self.effects.push_back(Effect::Granted(Box::new(grant)));
+            let mut open = Vec::new();
+            for at in 0..self.groups.len() {
+                let Some(group) = self.groups.get(at).filter(|group| group.queue.len() > 0) else { continue };
+                if !self.has_room(&group.model) {
+                    continue;
+                }
+                for Head { need, rank, oldest, passed } in group.queue.heads(&self.clock) {
+                    let turn = if passed >= STARVATION_GRANTS { Next::Starving(oldest) } else { Next::InTurn(rank) };
+                    open.push((turn, at, need.clone()));
                 }
             }
+            open.retain(|(_, at, need)| stuck.is_empty() || !stuck.contains(&(*at, need.clone())));
+            open.sort_unstable();
+            let mut granted = false;
+            for (turn, at, need) in open {
+                let attempt = match turn {
+                    Next::Starving(oldest) => oldest,
+                    Next::InTurn(rank) => rank.attempt,
+                };
+                let Some(grant) = self.place(at, &need, attempt, now) else {
+                    stuck.insert((at, need));
+                    continue;
+                };
+                for group in self.groups.waiting_for(&grant.provider) {
+                    group.queue.passed_over(attempt);
+                }
+                if let Some(group) = self.groups.get_mut(at) {
+                    group.queue.remove(&need, attempt);
+                }
+                self.timers.disarm(Timer::Queue(attempt));
+                self.timers.disarm(Timer::Absence(attempt));
+                self.waited(attempt, WaitOutcome::Admitted, now);
+                self.effects.push_back(Effect::Granted(Box::new(grant)));
+                granted = true;
+                break;
+            }
+            if !granted {
+                return;
+            }
         }
+    }
+
+    /// Some provider of the model has a free place of some kind: most releases are nothing to most models, and this says so
+    /// at little cost.
+    fn has_room(&self, model: &ModelGroup) -> bool {
+        model.candidates.iter().any(|candidate| {
+            let provider = self.fleet.provider(&candidate.provider);
+            let online = provider.and_then(|provider| Some((provider, provider.online.as_ref()?)));
+            online.is_some_and(|(provider, online)| {
+                let counters = self.ledger.counters(&provider.node, &candidate.provider);
+                counters.has_place(WorkClass::Normal, online.limits)
+            })
+        })
     }
 
     /// Resolves every waiter again after providers came, went or changed: who has no candidate left ends now, or once its

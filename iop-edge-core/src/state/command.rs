@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use iop_execution::{AdapterKey, ExecutionFailure, NodeId, SessionId, Target};
+use iop_execution::{AdapterKey, ExecutionFailure, FailureCode, NodeId, SessionId, Target};
 use iop_wire::{CapabilitiesResult, CommandRequest, CommandResponse, CommandResult, NodeCommand, ToNode};
 
 use crate::api::CommandError;
@@ -17,6 +17,8 @@ use crate::state::timers::Timer;
 pub(crate) const MAX_COMMANDS: usize = 64;
 /// Time a Node has for a question about a lowered provider: its probe may take 5 s.
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
+/// Longest time a command can be given: a caller's larger number means this.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time beyond its deadline that an answer may take to arrive.
 const COMMAND_SLACK: Duration = Duration::from_secs(2);
 
@@ -25,6 +27,16 @@ const COMMAND_SLACK: Duration = Duration::from_secs(2);
 enum Asker {
     Caller,
     Overlay(ProviderKey),
+}
+
+impl Asker {
+    /// The lowered provider that it is asked for.
+    const fn provider(self) -> Option<ProviderKey> {
+        match self {
+            Self::Caller => None,
+            Self::Overlay(key) => Some(key),
+        }
+    }
 }
 
 /// A command as it was sent.
@@ -82,6 +94,7 @@ impl EdgeState {
             NodeCommand::Capabilities { adapter, target } => target.clone().map(|target| (adapter.clone(), target)),
             _ => None,
         };
+        let deadline = deadline.min(LONGEST_DEADLINE);
         self.commands.last += 1;
         let id = CommandId(self.commands.last);
         self.commands.pending.insert(id, Pending { connection, generation, subject, asker });
@@ -164,9 +177,20 @@ impl EdgeState {
         outcome: &Result<CommandResult, ExecutionFailure>,
         now: Instant,
     ) -> EvidenceResult {
-        let Ok(CommandResult::Capabilities(CapabilitiesResult { adapter: told, health: Some(health), .. })) = outcome
-        else {
-            return EvidenceResult::Malformed;
+        let (told, health) = match outcome {
+            Ok(CommandResult::Capabilities(CapabilitiesResult { adapter, health: Some(health), .. })) => {
+                (adapter, health)
+            }
+            Ok(_) => return EvidenceResult::Malformed,
+            Err(failure) => {
+                // What lowered the provider is gone, and its Node says so: nothing can be asked about it any more, and nothing
+                // is known of what the provider serves now.
+                let gone = matches!(failure.code, FailureCode::UnknownAdapter | FailureCode::UnknownTarget);
+                let provider = self.fleet.serving_as_mut(pending.generation, pending.asker.provider()).filter(|_| gone);
+                let Some(provider) = provider else { return EvidenceResult::Unknown };
+                let (key, result) = (provider.key, provider.overlay.gone(adapter, target));
+                return self.raised(key, result, now);
+            }
         };
         if *told != *adapter || health.target != *target {
             return EvidenceResult::Mismatch;
@@ -176,6 +200,10 @@ impl EdgeState {
         };
         let result = provider.overlay.probed(health.status, Some(health.health_observation_seq), adapter, target);
         let key = provider.key;
+        self.raised(key, result, now)
+    }
+
+    fn raised(&mut self, key: ProviderKey, result: EvidenceResult, now: Instant) -> EvidenceResult {
         if result == EvidenceResult::Applied {
             self.timers.disarm(Timer::Question(key));
             let to = ProviderLevel::Available;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use iop_execution::NodeId;
-use iop_wire::{CloseCode, ConfigAck, ConfigUpdate, ToNode};
+use iop_wire::{CloseCode, ConfigAck, ConfigUpdate, NodeConfigPayload, ToNode};
 
 use crate::api::{ApplyError, ConfigChange, UnknownNode};
 use crate::catalog::{Catalog, ModelGroup, NodeEntry};
@@ -29,23 +29,23 @@ impl EdgeState {
             return Err(ApplyError::NotNewer { current: self.catalog.revision() });
         }
         let change = difference(&self.catalog, &catalog);
-        self.catalog = catalog;
+        self.catalog = Arc::clone(&catalog);
+        self.fleet.apply(&catalog);
+        self.held.retain(|node| catalog.node(node).is_some());
+        for node in &self.held {
+            self.fleet.set_in_service(node, false);
+        }
+        // Before any connection is closed: who waits finds what there is now, not what there was.
+        self.regroup(now);
         for connection in self.registry.ids() {
             let Some(node) = self.registry.node_of(connection).cloned() else { continue };
-            // Its leases are released by this, and its waiters find no candidate below. A disabled one may come back.
+            // Its leases are released by this. A disabled one may come back.
             match self.catalog.node(&node).map(|entry| entry.enabled) {
                 None => self.close(connection, CloseCode::RemovedFromConfig, Duration::ZERO, now),
                 Some(false) => self.close(connection, CloseCode::Closed, RETRY_UNAVAILABLE, now),
                 Some(true) => {}
             }
         }
-        self.fleet.apply(&self.catalog);
-        let catalog = Arc::clone(&self.catalog);
-        self.held.retain(|node| catalog.node(node).is_some());
-        for node in &self.held {
-            self.fleet.set_in_service(node, false);
-        }
-        self.regroup(now);
         for connection in self.registry.ids() {
             self.push_config(connection);
         }
@@ -62,12 +62,14 @@ impl EdgeState {
             return;
         }
         let next = push.want(Arc::new(config));
-        self.send_config(connection, next.as_deref());
+        let node = claim.node.clone();
+        self.send_config(connection, &node, next);
     }
 
-    fn send_config(&mut self, connection: ConnectionId, config: Option<&iop_wire::NodeConfigPayload>) {
+    fn send_config(&mut self, connection: ConnectionId, node: &NodeId, config: Option<Arc<NodeConfigPayload>>) {
         if let Some(config) = config {
-            let message = Box::new(ToNode::ConfigUpdate(ConfigUpdate::new(config.clone())));
+            let message = Box::new(ToNode::ConfigUpdate(ConfigUpdate::new(NodeConfigPayload::clone(&config))));
+            self.fleet.pushed(node, Some(config));
             self.effects.push_back(Effect::Send { connection, message });
         }
     }
@@ -104,11 +106,17 @@ impl EdgeState {
             let node = claim.node.clone();
             self.effects.push_back(Effect::Observe(Observation::ConfigPushed { node, applied }));
         }
+        if applied.is_some() {
+            self.fleet.pushed(&claim.node, None);
+        }
         if news {
-            self.fleet.offers(&claim.node, claim.generation, &claim.in_force.providers, ack.providers);
+            self.fleet.offers(&claim.node, claim.generation, &claim.in_force, ack.providers);
+        }
+        // Before anybody is given a place: what is sent next may have fewer.
+        self.send_config(connection, &claim.node, next);
+        if news || applied.is_some() {
             self.offers_changed(now);
         }
-        self.send_config(connection, next.as_deref());
     }
 
     /// Takes a Node out of service, or puts it back (EDG-1).

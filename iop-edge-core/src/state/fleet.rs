@@ -1,9 +1,10 @@
 //! Decides what the configured providers can do right now. Configured ones never vanish: offline ones offer nothing.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, Target};
-use iop_wire::{ProviderConfig, ProviderReady, ReadyTarget, WireMode};
+use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady, ReadyTarget, WireMode};
 
 use crate::api::WireKind;
 use crate::catalog::{Candidate, Catalog, DEFAULT_CAPACITY, ModelGroup};
@@ -16,6 +17,7 @@ use crate::state::wear::Wear;
 #[derive(Debug, Clone)]
 pub(crate) struct Online {
     pub(crate) generation: Generation,
+    /// Places under both that config and the present one.
     pub(crate) limits: PlaceLimits,
     /// The key under which its Node has it, which a config that is not in force there yet may name differently.
     pub(crate) adapter: AdapterKey,
@@ -43,10 +45,8 @@ pub(crate) struct ProviderState {
     pub(crate) reasoning: bool,
     pub(crate) last_admission: u64,
     pub(crate) wear: Wear,
-    /// What evidence says of it in one generation.
+    /// What evidence says of it in this generation.
     pub(crate) overlay: Overlay,
-    /// Which one that is. It outlives `online`: a config may take a provider away and give it back in between.
-    overlay_of: Option<Generation>,
 }
 
 impl ProviderState {
@@ -80,21 +80,44 @@ impl ProviderState {
     }
 
     /// What its Node says of it.
-    fn report(&mut self, in_force: &ProviderConfig, generation: Generation, report: ProviderReady) {
-        let limits = self.limits(limits(in_force, report.max_concurrency));
+    fn report(
+        &mut self,
+        of: &Offer,
+        in_force: &ProviderConfig,
+        pushed: Option<&ProviderConfig>,
+        report: &ProviderReady,
+    ) {
+        let Offer { generation, suspect, draining, .. } = *of;
+        let mut limits = self.limits(limits(in_force, report.max_concurrency));
+        if let Some(pushed) = pushed {
+            let PlaceLimits { capacity, long } = self::limits(pushed, limits.capacity);
+            limits = PlaceLimits { capacity, long: long.min(limits.long) };
+        }
         let adapter = in_force.adapter.clone();
         let (runs, tunnels) = (report.runs, report.tunnels);
-        let (draining, suspect) = match self.online.take() {
-            Some(online) if online.generation == generation => (online.draining, online.suspect),
-            Some(_) | None => (false, false),
-        };
-        if self.overlay_of.replace(generation) != Some(generation) {
-            // A new generation starts clean (HLT-3).
-            self.overlay = Overlay::default();
-        }
+        self.overlay.begin(generation, &adapter);
         self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels });
-        (self.tools, self.reasoning, self.listed) = (report.tools, report.reasoning, report.targets);
+        (self.tools, self.reasoning) = (report.tools, report.reasoning);
+        self.listed.clone_from(&report.targets);
     }
+
+    /// Its Node is away, or goes away: it may come back (FEN-3).
+    pub(crate) fn is_absent(&self) -> bool {
+        self.enabled && self.online.as_ref().is_none_or(|online| online.draining)
+    }
+}
+
+/// What a ready Node said last of its providers, and under which config. Kept so that a config that is taken back brings
+/// back what it took away: the Node is asked nothing then (REG-7).
+#[derive(Debug)]
+struct Offer {
+    generation: Generation,
+    in_force: Arc<NodeConfigPayload>,
+    /// A config that is on its way: the Node has one or the other.
+    pushed: Option<Arc<NodeConfigPayload>>,
+    reports: Vec<ProviderReady>,
+    suspect: bool,
+    draining: bool,
 }
 
 /// Places under a config of a backend that reported so many; 0 = not known.
@@ -127,13 +150,15 @@ pub(crate) fn check(in_force: &[ProviderConfig], reports: &[ProviderReady]) -> R
 pub(crate) struct Fleet {
     providers: Vec<ProviderState>,
     index: HashMap<ProviderId, usize>,
+    offers: HashMap<NodeId, Offer>,
     admissions: u64,
     last_key: u64,
 }
 
 impl Fleet {
     pub(crate) fn new(catalog: &Catalog) -> Self {
-        let mut this = Self { providers: Vec::new(), index: HashMap::new(), admissions: 0, last_key: 0 };
+        let mut this =
+            Self { providers: Vec::new(), index: HashMap::new(), offers: HashMap::new(), admissions: 0, last_key: 0 };
         this.apply(catalog);
         this
     }
@@ -150,15 +175,6 @@ impl Fleet {
                     Some(mut state) => {
                         state.config = entry.config.clone();
                         state.enabled = enabled;
-                        if !enabled {
-                            state.online = None;
-                        }
-                        if let Some(before) = state.online.as_ref().map(|online| online.limits) {
-                            let limits = state.limits(before);
-                            if let Some(online) = &mut state.online {
-                                online.limits = limits;
-                            }
-                        }
                         state
                     }
                     None => {
@@ -176,7 +192,6 @@ impl Fleet {
                             last_admission: 0,
                             wear: Wear::default(),
                             overlay: Overlay::default(),
-                            overlay_of: None,
                         }
                     }
                 };
@@ -185,6 +200,28 @@ impl Fleet {
         }
         let ids = self.providers.iter().enumerate();
         self.index = ids.map(|(at, state)| (state.config.provider_id.clone(), at)).collect();
+        for state in &mut self.providers {
+            Self::offer(state, self.offers.get(&state.node));
+        }
+    }
+
+    /// What a provider can do, as its Node said last.
+    fn offer<'a>(state: &mut ProviderState, of: Option<&'a Offer>) {
+        let id = &state.config.provider_id;
+        let within = |config: &'a NodeConfigPayload| config.providers.iter().find(|config| config.provider_id == *id);
+        let offered = of.filter(|_| state.enabled).and_then(|of| {
+            let pushed = match &of.pushed {
+                None => None,
+                // One that the Node may have lost already is not used.
+                Some(pushed) => Some(within(pushed)?),
+            };
+            let report = of.reports.iter().find(|report| report.provider_id == *id)?;
+            Some((of, within(&of.in_force)?, pushed, report))
+        });
+        match offered {
+            Some((of, in_force, pushed, report)) => state.report(of, in_force, pushed, report),
+            None => state.online = None,
+        }
     }
 
     pub(crate) fn provider(&self, id: &ProviderId) -> Option<&ProviderState> {
@@ -210,27 +247,45 @@ impl Fleet {
         &mut self,
         node: &NodeId,
         generation: Generation,
-        in_force: &[ProviderConfig],
+        in_force: &Arc<NodeConfigPayload>,
         reports: Vec<ProviderReady>,
     ) {
-        let mut reports: HashMap<ProviderId, ProviderReady> =
-            reports.into_iter().map(|report| (report.provider_id.clone(), report)).collect();
-        for state in self.providers.iter_mut().filter(|state| state.node == *node && state.enabled) {
-            let config = in_force.iter().find(|config| config.provider_id == state.config.provider_id);
-            match reports.remove(&state.config.provider_id).zip(config) {
-                Some((report, config)) => state.report(config, generation, report),
-                None => state.online = None,
-            }
+        let before = self.offers.get(node).filter(|before| before.generation == generation);
+        let (suspect, draining) = before.map_or((false, false), |before| (before.suspect, before.draining));
+        let pushed = before.and_then(|before| before.pushed.clone());
+        let offer = Offer { generation, in_force: Arc::clone(in_force), pushed, reports, suspect, draining };
+        self.offers.insert(node.clone(), offer);
+        self.offer_again(node);
+    }
+
+    /// A config is on its way to a Node; `None` = it has answered.
+    pub(crate) fn pushed(&mut self, node: &NodeId, config: Option<Arc<NodeConfigPayload>>) {
+        if let Some(offer) = self.offers.get_mut(node) {
+            offer.pushed = config;
+            self.offer_again(node);
+        }
+    }
+
+    fn offer_again(&mut self, node: &NodeId) {
+        let offer = self.offers.get(node);
+        for state in self.providers.iter_mut().filter(|state| state.node == *node) {
+            Self::offer(state, offer);
         }
     }
 
     pub(crate) fn drain(&mut self, generation: Generation) {
+        self.offer_of(generation).for_each(|offer| offer.draining = true);
         self.online_of(generation).for_each(|online| online.draining = true);
     }
 
     /// Whether new work prefers other Nodes than this one (FEN-7).
     pub(crate) fn suspect(&mut self, generation: Generation, suspect: bool) {
+        self.offer_of(generation).for_each(|offer| offer.suspect = suspect);
         self.online_of(generation).for_each(|online| online.suspect = suspect);
+    }
+
+    fn offer_of(&mut self, generation: Generation) -> impl Iterator<Item = &mut Offer> {
+        self.offers.values_mut().filter(move |offer| offer.generation == generation)
     }
 
     fn online_of(&mut self, generation: Generation) -> impl Iterator<Item = &mut Online> {
@@ -257,12 +312,23 @@ impl Fleet {
         self.providers.iter_mut().find(serves)
     }
 
+    /// The provider with this key, while this generation of its Node has it.
+    pub(crate) fn serving_as_mut(
+        &mut self,
+        generation: Generation,
+        key: Option<ProviderKey>,
+    ) -> Option<&mut ProviderState> {
+        let provider = self.by_key_mut(key?)?;
+        provider.online.as_ref().is_some_and(|online| online.generation == generation).then_some(provider)
+    }
+
     pub(crate) fn provider_mut(&mut self, id: &ProviderId) -> Option<&mut ProviderState> {
         self.providers.get_mut(*self.index.get(id)?)
     }
 
     /// Takes exactly this generation's providers offline (FEN-2).
     pub(crate) fn fence(&mut self, generation: Generation) {
+        self.offers.retain(|_, offer| offer.generation != generation);
         for state in &mut self.providers {
             state.online.take_if(|online| online.generation == generation);
         }

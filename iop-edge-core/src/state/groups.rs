@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use iop_execution::ModelName;
+use iop_execution::{ModelName, ProviderId};
 
 use crate::catalog::{Catalog, ModelGroup};
 use crate::state::fleet::Fleet;
@@ -99,6 +99,12 @@ impl Groups {
 
     pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut Group> {
         self.groups.get_mut(at)
+    }
+
+    /// Models that somebody waits for and that this provider serves.
+    pub(crate) fn waiting_for(&mut self, provider: &ProviderId) -> impl Iterator<Item = &mut Group> {
+        let serves = move |model: &ModelGroup| model.candidates.iter().any(|candidate| candidate.provider == *provider);
+        self.groups.iter_mut().filter(move |group| group.queue.len() > 0 && serves(&group.model))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Group> {

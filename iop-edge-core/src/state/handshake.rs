@@ -15,6 +15,7 @@ use crate::state::EdgeState;
 use crate::state::effect::{EdgeNodeEvent, Effect};
 use crate::state::id::ConnectionId;
 use crate::state::registry::{Challenge, Claim, Crowded, Instance, ReadyOutcome};
+use crate::state::suspicion::was_suspended;
 use crate::state::throttle::Source;
 use crate::state::timers::Timer;
 use crate::token::{Token, TokenHash, TokenKind};
@@ -178,9 +179,11 @@ impl EdgeState {
     }
 
     /// The Node's present connection has not answered: it is dead (REG-5).
-    pub(super) fn challenge_over(&mut self, newcomer: ConnectionId, now: Instant) {
+    pub(super) fn challenge_over(&mut self, newcomer: ConnectionId, due: Instant, now: Instant) {
         let Some(node) = self.registry.challenging(newcomer).map(|challenge| challenge.node.clone()) else { return };
         match self.registry.owner(&node) {
+            // The answer may wait to be read: it was this process that stood still.
+            Some(incumbent) if was_suspended(due, now) => self.ask_incumbent(incumbent, newcomer, now),
             // Its end admits who waits for it.
             Some(incumbent) => self.close(incumbent, CloseCode::Superseded, Duration::ZERO, now),
             None => self.admit_challenger(&node, now),
@@ -247,7 +250,7 @@ impl EdgeState {
             ReadyOutcome::First(claim) => {
                 self.timers.disarm(Timer::Handshake(connection));
                 let Claim { node, generation, in_force } = claim;
-                self.fleet.offers(&node, generation, &in_force.providers, request.providers);
+                self.fleet.offers(&node, generation, &in_force, request.providers);
                 self.offers_changed(now);
                 self.effects.push_back(Effect::Publish(EdgeNodeEvent::Connected { node, generation }));
                 true

@@ -14,6 +14,7 @@ use std::time::Duration;
 use iop_execution::{AdapterKey, Health, Target};
 
 use crate::observe::EvidenceResult;
+use crate::state::id::Generation;
 
 /// First wait before a lowered provider is asked about; it doubles.
 const FIRST_WAIT: Duration = Duration::from_secs(5);
@@ -37,9 +38,31 @@ pub(crate) struct Overlay {
     /// Last sequence that was accepted.
     last: u64,
     lowered: Option<Lowered>,
+    /// What it speaks of.
+    subject: Option<(Generation, AdapterKey)>,
 }
 
 impl Overlay {
+    /// Its Node has the provider in this generation, under this key. Another generation starts clean (HLT-3), and so does
+    /// another instance: what is said of one that is gone says nothing of it.
+    pub(crate) fn begin(&mut self, generation: Generation, adapter: &AdapterKey) {
+        match &mut self.subject {
+            Some((of, key)) if *of == generation => {
+                if key != adapter {
+                    // The numbers go on: they are the connection's.
+                    (self.lowered, *key) = (None, adapter.clone());
+                }
+            }
+            Some(_) | None => *self = Self { subject: Some((generation, adapter.clone())), ..Self::default() },
+        }
+    }
+
+    /// Its Node says that it does not have what lowered it any more.
+    pub(crate) fn gone(&mut self, adapter: &AdapterKey, target: &Target) -> EvidenceResult {
+        let matches = |lowered: &mut Lowered| lowered.adapter == *adapter && lowered.target == *target;
+        self.lowered.take_if(matches).map_or(EvidenceResult::NoOp, |_| EvidenceResult::Applied)
+    }
+
     pub(crate) const fn is_lowered(&self) -> bool {
         self.lowered.is_some()
     }

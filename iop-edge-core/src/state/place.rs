@@ -102,12 +102,14 @@ impl EdgeState {
         };
         let provider = lease.filter(of_lease).map(|lease| lease.provider.clone());
         let serving = self.fleet.serving_mut(generation, &stall.adapter);
-        let Some((provider, state)) = provider.zip(serving).filter(|(id, state)| state.config.provider_id == *id)
-        else {
+        let serving = serving.filter(|state| provider.as_ref() == Some(&state.config.provider_id));
+        // A config may have taken the provider away since: the place was its own all the same, and nobody is to be lowered.
+        let (Some(provider), Some(state)) = (&provider, serving) else {
             let result = EvidenceResult::Mismatch;
             self.effects.push_back(Effect::Observe(Observation::HealthEvidence { source, result }));
-            return None;
+            return provider;
         };
+        let provider = provider.clone();
         let health = stall.provider_health();
         let result = state.overlay.stalled(health, stall.health_observation_seq, &stall.adapter, &stall.target);
         let key = state.key;

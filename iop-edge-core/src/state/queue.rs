@@ -44,6 +44,19 @@ pub(crate) struct Ticket {
     pub(crate) priority: i8,
     pub(crate) caller: Option<Principal>,
     pub(crate) since: Instant,
+    /// Places it could have had that went to others while it was the one in its line who came first.
+    pub(crate) passed: u32,
+}
+
+/// The first of a line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head<'a> {
+    pub(crate) need: &'a Need,
+    pub(crate) rank: Rank,
+    /// Who came first.
+    pub(crate) oldest: AttemptId,
+    /// Places that went to others meanwhile.
+    pub(crate) passed: u32,
 }
 
 /// How the first of a line compares with the first of another: smaller goes first.
@@ -125,10 +138,21 @@ impl WaitQueue {
     }
 
     /// First of each line, and who came first there.
-    pub(crate) fn heads(&self, clock: &FairClock) -> impl Iterator<Item = (&Need, Rank, AttemptId)> {
-        self.lines
-            .iter()
-            .filter_map(move |(need, line)| Some((need, line.head(clock)?, *line.tickets.first_key_value()?.0)))
+    pub(crate) fn heads(&self, clock: &FairClock) -> impl Iterator<Item = Head<'_>> {
+        self.lines.iter().filter_map(move |(need, line)| {
+            let (oldest, ticket) = line.tickets.first_key_value()?;
+            Some(Head { need, rank: line.head(clock)?, oldest: *oldest, passed: ticket.passed })
+        })
+    }
+
+    /// A place that somebody here could have had went to this attempt.
+    pub(crate) fn passed_over(&mut self, by: AttemptId) {
+        for line in self.lines.values_mut() {
+            if let Some(mut oldest) = line.tickets.first_entry().filter(|oldest| *oldest.key() != by) {
+                let ticket = oldest.get_mut();
+                ticket.passed = ticket.passed.saturating_add(1);
+            }
+        }
     }
 
     /// The kinds of places that are waited for.

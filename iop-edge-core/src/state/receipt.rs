@@ -66,6 +66,15 @@ impl EdgeState {
         }
     }
 
+    /// The request waits for its link: its receipt has its time from when it is written.
+    pub(crate) fn receipt_unwritten(&mut self, attempt: AttemptId, now: Instant) {
+        self.handle_timeout(now);
+        if let Some(entry) = self.attempts.get_mut(&attempt).filter(|entry| entry.stage == Stage::Dispatched) {
+            entry.receipt_asked = false;
+            self.timers.arm(Timer::Receipt(attempt), now + self.catalog.dispatch_ack_timeout());
+        }
+    }
+
     /// There is no receipt: asks its Node whether it is there.
     pub(crate) fn receipt_missing(&mut self, attempt: AttemptId, now: Instant) {
         self.handle_timeout(now);
@@ -96,11 +105,16 @@ impl EdgeState {
             return false;
         }
         self.timers.disarm(Timer::Handshake(newcomer));
+        self.ask_incumbent(incumbent, newcomer, now);
+        true
+    }
+
+    /// Asks, or asks again.
+    pub(super) fn ask_incumbent(&mut self, incumbent: ConnectionId, newcomer: ConnectionId, now: Instant) {
         self.timers.arm(Timer::Challenge(newcomer), now + CHALLENGE_TIMEOUT);
         let nonce = self.probes.nonce();
         self.probes.challenges.insert(incumbent, (nonce, newcomer));
         self.probe(incumbent, nonce);
-        true
     }
 
     /// A pong with a nonce of these pings.

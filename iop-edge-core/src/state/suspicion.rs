@@ -14,6 +14,14 @@ use std::time::{Duration, Instant};
 pub(crate) const SILENCE: Duration = Duration::from_secs(2);
 /// How long it may leave that unanswered before new work prefers other Nodes.
 pub(crate) const SUSPECT_AFTER: Duration = Duration::from_secs(3);
+/// How much later than asked a timer about a peer's silence may run before it was this process that stood still: what the
+/// peer said meanwhile may wait to be read.
+const SUSPENDED: Duration = Duration::from_secs(1);
+
+/// Whether a timer about a peer's silence ran so late that it says nothing about the peer.
+pub(crate) fn was_suspended(due: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(due) > SUSPENDED
+}
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,10 +67,16 @@ impl Suspicion {
         withdraw: Option<Duration>,
         now: Instant,
     ) -> Option<SuspicionAction> {
-        if self.poll_timeout(busy).is_none_or(|due| due > now) {
-            return None;
-        }
+        let due = self.poll_timeout(busy).filter(|due| *due <= now)?;
         match self.phase {
+            Phase::Asked { .. } if was_suspended(due, now) => {
+                self.phase = Phase::Asked { at: now };
+                Some(SuspicionAction::Ping)
+            }
+            Phase::Suspect { .. } if was_suspended(due, now) => {
+                self.phase = Phase::Suspect { at: now, withdraw: withdraw.map(|after| now + after) };
+                Some(SuspicionAction::Ping)
+            }
             Phase::Calm => {
                 self.phase = Phase::Asked { at: now };
                 Some(SuspicionAction::Ping)
@@ -148,5 +162,25 @@ mod tests {
         assert!(machine.heard(at(6000)) && !machine.heard(at(6001)));
         assert_eq!(machine.poll_timeout(Some(start)), Some(at(8001)));
         assert_eq!(machine.poll_timeout(None), None);
+    }
+
+    #[test]
+    fn a_process_that_stood_still_asks_again_before_it_blames_a_node() {
+        // FEN-7, WIR-12
+        use SuspicionAction::{Ping, Suspect, Withdraw};
+        let start = Instant::now();
+        let at = |ms: u32| start + ms * MS;
+        for suspect in [false, true] {
+            let mut machine = Suspicion::new(start);
+            let mut act = |ms| machine.handle_timeout(Some(start), Some(4_000 * MS), at(ms));
+            assert_eq!(act(2_000), Some(Ping));
+            if suspect {
+                assert_eq!(act(5_000), Some(Suspect));
+            }
+            assert_eq!((act(60_000), act(60_000)), (Some(Ping), None), "suspect: {suspect}");
+            let blamed: Vec<_> = (60_000..=65_000).filter_map(|ms| Some((ms, act(ms)?))).collect();
+            let withdraw = (64_000, Withdraw);
+            assert_eq!(blamed, if suspect { vec![withdraw] } else { vec![(63_000, Suspect), withdraw] });
+        }
     }
 }

@@ -66,14 +66,14 @@ impl Timers {
         self.disarm(Timer::Receipt(attempt));
     }
 
-    /// Takes out the earliest timer that is due.
-    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Timer> {
+    /// Takes out the earliest timer that is due, with when it was due.
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<(Instant, Timer)> {
         let (at, timer) = *self.due.first()?;
         if at > now {
             return None;
         }
         self.disarm(timer);
-        Some(timer)
+        Some((at, timer))
     }
 
     pub(crate) fn next(&self) -> Option<Instant> {

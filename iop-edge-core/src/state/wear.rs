@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use iop_execution::failure::ProviderReason;
 use iop_execution::{ExecutionFailure, FailureCode};
 
 /// What one failure adds, in thousandths of the provider's capacity: it looks as if all its places were taken.
@@ -39,6 +40,8 @@ impl Verdict {
             429 | 503 => Self::Busy { retry_after },
             409 if retry_after.is_some() => Self::Busy { retry_after },
             500.. => Self::Fault,
+            // A key that the provider does not take is its config's, never the client's.
+            401 | 403 => Self::Fault,
             400..500 => Self::Neutral,
             _ => Self::Good,
         }
@@ -47,6 +50,10 @@ impl Verdict {
     /// Of a failure.
     pub(crate) fn of_failure(failure: &ExecutionFailure) -> Self {
         let retry_after = failure.retry_after_ms.map(|ms| Duration::from_millis(u64::from(ms)));
+        // Some servers call a prompt that is too long an error of their own.
+        if failure.provider_reason == Some(ProviderReason::ContextLengthExceeded) {
+            return Self::Neutral;
+        }
         match failure.code {
             FailureCode::ProviderRejected => {
                 let status = failure.upstream_status.and_then(|status| StatusCode::from_u16(status).ok());
@@ -60,18 +67,19 @@ impl Verdict {
             FailureCode::ProviderUnreachable
             | FailureCode::ProviderProtocol
             | FailureCode::ProviderEndedWithoutTerminal
-            | FailureCode::ResponseStalled => Self::Fault,
-            FailureCode::InvalidRequest
-            | FailureCode::Unsupported
+            | FailureCode::ResponseStalled
+            // Nothing of these is the request's: whoever sends another gets the same, and at once.
             | FailureCode::UnknownAdapter
             | FailureCode::UnknownTarget
+            | FailureCode::CredentialRejected
+            | FailureCode::Internal => Self::Fault,
+            FailureCode::InvalidRequest
+            | FailureCode::Unsupported
             | FailureCode::Draining
             | FailureCode::DeadlineExceeded
             | FailureCode::Disconnected
             | FailureCode::DispatchUnacknowledged
-            | FailureCode::NodeSuspect
-            | FailureCode::CredentialRejected
-            | FailureCode::Internal => Self::Neutral,
+            | FailureCode::NodeSuspect => Self::Neutral,
         }
     }
 }
@@ -180,10 +188,11 @@ mod tests {
         let of = |status: u16, retry: Option<u64>| {
             Verdict::of_status(StatusCode::from_u16(status).unwrap(), retry.map(Duration::from_secs))
         };
-        for status in [400, 401, 403, 404, 408, 409, 413, 422, 499] {
+        for status in [400, 404, 408, 409, 413, 422, 499] {
             assert_eq!(of(status, None), Verdict::Neutral, "{status}");
         }
-        for status in [500, 501, 502, 504, 529] {
+        // SEL-4; field report 59: a wrong key fails fast too
+        for status in [401, 403, 500, 501, 502, 504, 529] {
             assert_eq!(of(status, None), Verdict::Fault, "{status}");
         }
         assert_eq!((of(200, None), of(429, None)), (Verdict::Good, Verdict::Busy { retry_after: None }));
@@ -197,6 +206,14 @@ mod tests {
         assert_eq!(failure(FailureCode::ProviderRejected, Some(400)), Verdict::Neutral);
         assert_eq!(failure(FailureCode::ProviderRejected, Some(503)), Verdict::Busy { retry_after: None });
         assert_eq!(failure(FailureCode::ProviderRejected, None), Verdict::Fault);
+        for code in [FailureCode::Internal, FailureCode::UnknownTarget, FailureCode::CredentialRejected] {
+            assert_eq!(failure(code, None), Verdict::Fault);
+        }
+        // Field report 66: too long a prompt as a 500
+        let long =
+            ExecutionFailure::new(FailureCode::ProviderRejected, FailureStage::Prefill, ProviderContacted::Yes, "x");
+        let long = long.with_status(500).with_reason(Some(ProviderReason::ContextLengthExceeded));
+        assert_eq!(Verdict::of_failure(&long), Verdict::Neutral);
         assert_eq!(failure(FailureCode::Draining, None), Verdict::Neutral);
         assert_eq!(failure(FailureCode::ProviderUnreachable, None), Verdict::Fault);
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 use iop_execution::failure::StallDetail;
-use iop_execution::{Health, RunEventKind, RunId, TunnelFrame};
+use iop_execution::{FailureCode, Health, RunEventKind, RunId, TunnelFrame};
 use iop_wire::{CommandRequest, CommandResponse, CommandResult, DispatchHead, NodeCommand, RunNumber, ToEdge};
 
 use crate::sim::history::Who;
@@ -43,8 +43,8 @@ impl Evidence {
 pub struct Told {
     /// Runs without a terminal that the Edge has taken.
     runs: BTreeMap<RunNumber, (RunId, String)>,
-    /// Questions by number: when they went out.
-    asked: BTreeMap<u64, u64>,
+    /// Questions by number: when they went out, and about which provider.
+    asked: BTreeMap<u64, (u64, String)>,
     providers: BTreeMap<String, Evidence>,
 }
 
@@ -56,8 +56,8 @@ impl Told {
 
     /// A question goes out.
     pub fn asked(&mut self, request: &CommandRequest, now: u64) {
-        if let NodeCommand::Capabilities { target: Some(_), .. } = request.command {
-            self.asked.insert(request.command_id, now);
+        if let NodeCommand::Capabilities { adapter, target: Some(_) } = &request.command {
+            self.asked.insert(request.command_id, (now, adapter.to_string()));
         }
     }
 
@@ -102,7 +102,15 @@ impl Told {
     }
 
     fn answered(&mut self, response: &CommandResponse, facts: &mut Facts) {
-        let Some(asked) = self.asked.remove(&response.command_id) else { return };
+        let Some((asked, provider)) = self.asked.remove(&response.command_id) else { return };
+        if let Err(failure) = &response.outcome
+            && matches!(failure.code, FailureCode::UnknownAdapter | FailureCode::UnknownTarget)
+        {
+            // What was lowered is not there any more.
+            let evidence = self.providers.entry(provider).or_default();
+            (evidence.lowered, evidence.answered) = (false, true);
+            return;
+        }
         let Ok(CommandResult::Capabilities(found)) = &response.outcome else { return };
         let Some(health) = &found.health else { return };
         facts.note(Who::Edge, "answer", health.status.as_str(), [health.health_observation_seq.get(), 0]);

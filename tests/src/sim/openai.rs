@@ -66,7 +66,7 @@ impl Watched {
         let clock = desk.clock();
         let mut facts = desk.world.facts();
         let mut problems = Vec::new();
-        let avoid = {
+        let (avoid, unsure) = {
             let asking = facts.askings.get(&plan.id).cloned().unwrap_or_default();
             if asking.submits > asking.budget {
                 problems.push(format!("I8: more attempts than {} and the first", asking.budget));
@@ -74,15 +74,15 @@ impl Watched {
             if asking.given {
                 problems.push("I8: a replay after content".to_owned());
             }
-            let last = asking.attempts.last().filter(|last| is_certain(&facts, last));
-            let stall = last.and_then(|last| Some((last, facts.stalls.get(&last.run)?)));
-            match stall {
+            let stalled = asking.attempts.last().and_then(|last| Some((last, *facts.stalls.get(&last.run)?)));
+            match stalled {
+                None => (asking.avoid, asking.unsure),
+                Some((last, _)) if !is_certain(&facts, last) => (None, true),
                 Some((_, stall)) if !stall.confirmed => {
                     problems.push("REC-4: a replay of a call that was not seen to end".to_owned());
-                    None
+                    (None, true)
                 }
-                Some((last, stall)) => Some((last.provider.clone(), stall.health == Health::Available)),
-                None => None,
+                Some((last, stall)) => (Some((last.provider.clone(), stall.health == Health::Available)), false),
             }
         };
         facts.broken.extend(problems.into_iter().map(|problem| format!("{problem} (client {})", plan.id)));
@@ -93,8 +93,11 @@ impl Watched {
         if let Some(asking) = facts.askings.get_mut(&plan.id) {
             asking.submits += 1;
             asking.queue_timeout = queue_timeout;
+            (asking.avoid, asking.unsure) = (avoid.clone(), unsure);
         }
-        if let Some(wants) = facts.wants.get_mut(&plan.id) {
+        if unsure {
+            facts.wants.remove(&plan.id);
+        } else if let Some(wants) = facts.wants.get_mut(&plan.id) {
             wants.avoid.clone_from(&avoid);
         }
         if let Some(client) = facts.clients.get_mut(&plan.id) {
@@ -130,6 +133,7 @@ impl Watched {
                 }
             }
             Some(_) => {}
+            None if facts.askings.get(&plan.id).is_some_and(|asking| asking.unsure) => {}
             None => {
                 if let Some(better) = desk.better_than(&facts, &plan.model, false, node) {
                     let problem = format!("FEN-7: client {} was sent to a suspect, and n{better} was none", plan.id);

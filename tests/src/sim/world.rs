@@ -110,6 +110,10 @@ pub struct Asking {
     pub queue_timeout: u64,
     /// Attempts that were admitted.
     pub attempts: Vec<Attempt>,
+    /// The provider that stalled last, by the Node's own word, and whether it may be taken where there is no other.
+    pub avoid: Option<(String, bool)>,
+    /// Nobody can say whether the Edge took that word before something else ended the attempt.
+    pub unsure: bool,
     /// Calls of providers, in order.
     pub calls: Vec<u64>,
     /// Hashes of the body that providers were sent, by run and by tunnel.

@@ -14,7 +14,9 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use iop_edge_core::api::{CancelRun, Engine as _};
 use iop_edge_core::catalog::Strategy;
-use iop_edge_core::snapshot::{EdgeSnapshot, GroupSnapshot, NodeSnapshot, ProviderSnapshot, RunSnapshot, Status};
+use iop_edge_core::snapshot::{
+    EdgeSnapshot, GroupSnapshot, NodeSnapshot, ProviderHealth, ProviderSnapshot, RunSnapshot, Status,
+};
 use iop_execution::{NodeId, RunId};
 use serde::Serialize;
 use tokio::time::Instant;
@@ -131,12 +133,13 @@ fn count_nodes(snapshot: &EdgeSnapshot) -> NodeCounts {
     }
 }
 
-fn count_providers(snapshot: &EdgeSnapshot) -> ProviderCounts {
+pub(crate) fn count_providers(snapshot: &EdgeSnapshot) -> ProviderCounts {
     let mut counts = ProviderCounts::default();
     for provider in snapshot.nodes.iter().flat_map(|node| &node.providers) {
         counts.configured += 1;
         counts.ready += usize::from(provider.status == Status::Ready);
         counts.cooling += usize::from(provider.cooling.is_some());
+        counts.unhealthy += usize::from(provider.health == ProviderHealth::Unavailable);
         counts.places += u64::from(provider.effective.capacity);
         counts.in_use += u64::from(provider.in_use.in_use());
         counts.quarantined += u64::from(provider.in_use.quarantined);
@@ -149,7 +152,7 @@ async fn nodes(State(api): State<Api>) -> Response {
     json(StatusCode::OK, &NodesView { nodes: snapshot.nodes.iter().map(node_view).collect() })
 }
 
-fn node_view(node: &NodeSnapshot) -> NodeView {
+pub(crate) fn node_view(node: &NodeSnapshot) -> NodeView {
     NodeView {
         id: node.node.to_string(),
         status: node.status.as_str().to_owned(),

@@ -77,6 +77,9 @@ pub struct ProviderCounts {
     pub ready: usize,
     /// Said that they are busy.
     pub cooling: usize,
+    /// Out of admission because evidence of a stall says that they are down.
+    #[serde(default)]
+    pub unhealthy: usize,
     /// Places of all.
     pub places: u64,
     /// Places in use, the quarantined ones among them.
@@ -131,7 +134,7 @@ pub struct ProviderView {
     pub id: String,
     /// `ready`, `draining`, `unavailable` or `disabled`.
     pub status: String,
-    /// `available`, `unavailable` or `offline`.
+    /// `available`, `unavailable` (evidence of a stall says that it is down) or `offline`.
     pub health: String,
     /// It may be used.
     pub enabled: bool,

@@ -63,6 +63,7 @@ fn names_begin_with_iop_and_gauges_show_what_they_are_told() {
             quarantined: 2,
             ready: true,
             cooling: true,
+            unhealthy: true,
         }],
         models: vec![
             ModelGauge { name: "a".to_owned(), waiting: 3, oldest_wait: Duration::from_millis(1500) },
@@ -87,6 +88,7 @@ fn names_begin_with_iop_and_gauges_show_what_they_are_told() {
         r#"iop_provider_quarantined{provider="p"} 2"#,
         r#"iop_provider_ready{provider="p"} 1"#,
         r#"iop_provider_cooling{provider="p"} 1"#,
+        r#"iop_provider_unhealthy{provider="p"} 1"#,
         r#"iop_model_waiting{model="a"} 3"#,
         r#"iop_model_oldest_wait_seconds{model="a"} 1.5"#,
     ] {

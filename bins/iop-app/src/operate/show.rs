@@ -1,5 +1,7 @@
 //! Decides how the state of an Edge looks to people: aligned columns, places as `3/8`, times as `2m14s`.
 
+use iop_edge_core::snapshot::ProviderHealth;
+
 use crate::admin::view::{ModelsView, NodeView, NodesView, ProblemView, ProviderView, RunsView, StatusView};
 use crate::term::{Cell, Paint, columns, human};
 
@@ -70,7 +72,7 @@ pub fn status(view: &StatusView, colours: bool) -> String {
             Cell::painted(
                 with_extras(
                     format!("{} of {} ready", providers.ready, providers.configured),
-                    &[(wide(providers.cooling), "cooling")],
+                    &[(wide(providers.cooling), "cooling"), (wide(providers.unhealthy), "unhealthy")],
                 ),
                 all_of(providers.ready, providers.configured),
             ),
@@ -99,6 +101,9 @@ fn provider_notes(provider: &ProviderView) -> String {
     let mut notes = Vec::new();
     if provider.long_capacity > 0 && provider.long_capacity < provider.capacity {
         notes.push(format!("long {}/{}", provider.long_in_use, provider.long_capacity));
+    }
+    if provider.health == ProviderHealth::Unavailable.as_str() {
+        notes.push("unhealthy: stalled and does not answer; the edge asks until it does".to_owned());
     }
     if let Some(cooling) = provider.cooling_ms {
         notes.push(format!("busy, asked again in {}", human(cooling)));

@@ -24,7 +24,15 @@ fn the_state_is_one_screen() {
             last_reload: Some(LastReloadView { applied: true, age_ms: 9_900, summary: "node added: gpu-3".to_owned() }),
         },
         nodes: NodeCounts { configured: 3, ready: 1, draining: 1, suspect: 1 },
-        providers: ProviderCounts { configured: 4, ready: 2, cooling: 1, places: 64, in_use: 12, quarantined: 2 },
+        providers: ProviderCounts {
+            configured: 4,
+            ready: 2,
+            cooling: 1,
+            unhealthy: 1,
+            places: 64,
+            in_use: 12,
+            quarantined: 2,
+        },
         requests: RequestCounts { in_flight: 13, waiting: 3 },
     };
     let expected = "\
@@ -32,7 +40,7 @@ edge       edge-1 1.2.3, up 2m14s
 state      ready
 config     revision 3, reloaded 9.9s ago: node added: gpu-3
 nodes      1 of 3 ready, 1 draining, 1 suspect
-providers  2 of 4 ready, 1 cooling
+providers  2 of 4 ready, 1 cooling, 1 unhealthy
 places     12/64 in use, 2 quarantined
 requests   13 in flight, 3 waiting
 ";
@@ -43,7 +51,7 @@ requests   13 in flight, 3 waiting
 
 #[test]
 fn nodes_are_a_table_of_their_providers_with_what_is_special_about_them() {
-    // BIN-3
+    // BIN-3, HLT-4
     let busy = ProviderView {
         cooling_ms: Some(4_000),
         quarantined: 1,
@@ -52,6 +60,7 @@ fn nodes_are_a_table_of_their_providers_with_what_is_special_about_them() {
         long_in_use: 1,
         ..provider("gpu-1-vllm", "ready", 3, 8)
     };
+    let down = ProviderView { health: "unavailable".to_owned(), ..provider("y", "unavailable", 1, 0) };
     let node = |id: &str, status: &str, providers| NodeView {
         id: id.to_owned(),
         status: status.to_owned(),
@@ -61,6 +70,7 @@ fn nodes_are_a_table_of_their_providers_with_what_is_special_about_them() {
     let mut nodes = vec![
         node("gpu-1", "ready", vec![busy, provider("gpu-1-b", "ready", 0, 16)]),
         node("gpu-22", "unavailable", vec![provider("x", "unavailable", 0, 0)]),
+        node("gpu-3", "ready", vec![down]),
         node("new", "disabled", vec![]),
     ];
     nodes[0].suspect = true;
@@ -69,6 +79,7 @@ NODE    STATUS         PROVIDER    STATUS       IN USE  NOTES
 gpu-1   ready, silent  gpu-1-vllm  ready        3/8     long 1/2, busy, asked again in 4.0s, 1 quarantined, recent failures count as 12% load
                        gpu-1-b     ready        0/16
 gpu-22  unavailable    x           unavailable  -
+gpu-3   ready          y           unavailable  1/0     unhealthy: stalled and does not answer; the edge asks until it does
 new     disabled
 ";
     assert_eq!(show::nodes(&NodesView { nodes }, false), expected);

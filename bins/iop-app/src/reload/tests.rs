@@ -184,3 +184,26 @@ async fn a_new_admin_key_is_in_force_at_once_and_none_closes_the_api() {
     reloader.reload().await.unwrap();
     assert!(!fleet.admin.opens(&next));
 }
+
+#[tokio::test]
+async fn recovery_and_its_timers_need_no_restart() {
+    // CFG-2, REC-4, REC-5, REC-8, WIR-14
+    use iop_edge_core::catalog::{RetryCause, RetryOn};
+    let (fleet, engine) = (Fleet::new(), Arc::new(Engine::default()));
+    let reloader = engine.reloader(&fleet);
+    let openai = || fleet.runtime.openai().config();
+    assert_eq!((openai().max_extra_attempts, openai().keepalive_after), (2, Duration::from_secs(20)));
+    let before = openai();
+    fleet.edit(
+        "models:\n",
+        "recovery: { max_extra_attempts: 0, keepalive_after_ms: 5000 }\nhealth: { dispatch_ack_timeout_ms: 400 }\nmodels:\n",
+    );
+    assert_eq!(reloader.reload().await.unwrap().to_string(), "settings changed: health, recovery");
+    assert_eq!((openai().max_extra_attempts, openai().keepalive_after), (0, Duration::from_secs(5)));
+    assert_eq!(before.max_extra_attempts, 2, "a request keeps what it began with");
+    fleet.edit("max_extra_attempts: 0", "retry_on: [http_429]");
+    assert_eq!(reloader.reload().await.unwrap().to_string(), "setting changed: recovery");
+    let seen = engine.seen.lock().unwrap();
+    assert_eq!(seen[0].dispatch_ack_timeout(), Duration::from_millis(400));
+    assert_eq!((seen[0].retry_on(), seen[1].retry_on()), (RetryOn::default(), RetryOn::of(&[RetryCause::Http429])));
+}

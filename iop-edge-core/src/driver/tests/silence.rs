@@ -266,6 +266,7 @@ async fn many_missing_receipts_cost_one_ping_at_a_time() {
     for _ in 0..1000 {
         streams.push(run(&edge, "only-a").await.unwrap());
     }
+    assert!(node.pending().await.len() >= 1000, "they are written");
     sleep(3 * SECOND).await;
     let mut probes = 0;
     while let Ok(Some(message)) = tokio::time::timeout(Duration::from_millis(1), node.recv_any()).await {
@@ -273,4 +274,46 @@ async fn many_missing_receipts_cost_one_ping_at_a_time() {
     }
     assert_eq!(probes, 1);
     assert!(edge.snapshot().nodes[0].connected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_its_link_is_not_taken_for_lost() {
+    // WIR-14: a receipt has its time from when the request is written
+    let (edge, recorder) = edge_with(None);
+    let mut node = Node::connect(&edge, "n1").await;
+    let mut stream = run(&edge, "only-a").await.unwrap();
+    sleep(30 * SECOND).await;
+    let written = node.pending().await;
+    assert!(!written.iter().any(|message| matches!(message, ToNode::Cancel(..))), "{written:?}");
+    let probes = written.iter().filter(|message| matches!(message, ToNode::Ping(Ping { nonce }) if nonce & PROBE != 0));
+    assert_eq!((probes.count(), recorder.count(|seen| *seen == Observation::ReceiptMissing)), (0, 0));
+    let head = written.iter().find_map(|message| match message {
+        ToNode::Run(dispatch) => Some(dispatch.head.run),
+        _ => None,
+    });
+    let head = head.unwrap();
+    node.send(ToEdge::Accepted(head));
+    node.event(head, 1, RunEventKind::Complete(FinishReason::Stop));
+    assert!(matches!(stream.next().await.unwrap().kind, RunEventKind::Complete(_)));
+    drop(stream);
+    assert_at_rest(&edge);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_freezes_after_a_receipt_was_given_up_is_a_suspect_like_any_other() {
+    // FEN-7, WIR-14
+    let (edge, _) = edge_with(Some(3 * SECOND));
+    let mut node = Node::connect(&edge, "n1").await;
+    let mut stream = run(&edge, "only-a").await.unwrap();
+    node.request_unconfirmed().await;
+    let ToNode::Chunk(_) = node.recv().await else { panic!() };
+    let ToNode::Cancel(..) = node.recv().await else { panic!() };
+    let start = Instant::now();
+    assert_eq!(failure(&mut stream).await.code, FailureCode::NodeSuspect);
+    assert!(start.elapsed() <= 8 * SECOND, "{:?}", start.elapsed());
+    assert!(stream.next().await.is_none());
+    drop(stream);
+    drop(node);
+    settle().await;
+    assert_at_rest(&edge);
 }

@@ -173,6 +173,8 @@ impl Live {
             }
             Stage::Running(attempt) => {
                 ready!(attempt.exchange.poll_step(cx));
+                // Kept up to date, for the client may leave at any moment, and the attempt may be replaced by the next line.
+                self.recorder.progress(attempt.exchange.answer.usage(), attempt.exchange.answer.edits());
                 self.judge();
             }
             Stage::Over(_) => {}
@@ -189,15 +191,17 @@ impl Live {
                 let error = match self.mending.take() {
                     None => ApiError::from_submit(&error, &self.asked.model),
                     Some(failure) => {
-                        self.recorder.liveness().no_candidate();
-                        self.recorder.considered(LivenessDecision::Ineligible, LivenessReason::NoCandidate);
-                        failure.spent()
+                        self.recorder.did_not_begin(LivenessReason::of_refusal(&error));
+                        unmended(failure, &error, &self.asked.model)
                     }
                 };
                 self.stage = Stage::Over(Box::new(error));
                 return;
             }
         };
+        if self.mending.take().is_some() {
+            self.recorder.considered(LivenessDecision::Eligible, LivenessReason::None);
+        }
         self.recorder.submitted(true, Some(&submitted.admitted));
         let (commit, notes) = (submitted.commit.clone(), submitted.notes.clone());
         let retry_on = submitted.admitted.retry_on;
@@ -230,9 +234,9 @@ impl Live {
         let decision = self.recorder.liveness().failed(cause, attempt.retry_on, attempt.notes.get(), given, late);
         match decision {
             Decision::Again(Hint { avoid, fallback }) => {
-                self.recorder.considered(LivenessDecision::Eligible, LivenessReason::None);
                 let Some(request) = self.request.as_ref().map(Arc::clone) else { return };
                 self.mending = Some(error.clone());
+                self.recorder.considering();
                 self.submit.avoid_provider_id = avoid;
                 self.submit.allow_avoided_provider_fallback = fallback;
                 // The old output goes first: it is over, or is cancelled by this, before the next one is asked for.
@@ -271,6 +275,8 @@ impl Live {
     /// The next bytes: as much as is ready, joined; never waits for a later event once one is there.
     pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, AnswerCut>>> {
         if mem::take(&mut self.keepalive.due) {
+            // A comment is a byte too: the client's own timer starts again with it.
+            self.idle.gave();
             return Poll::Ready(Some(Ok(KEEPALIVE)));
         }
         loop {
@@ -319,6 +325,7 @@ impl Live {
             }
             if self.keepalive.begun && !self.is_committed() && self.keepalive.poll(cx).is_ready() {
                 self.keepalive.due = false;
+                self.idle.gave();
                 return Poll::Ready(Some(Ok(KEEPALIVE)));
             }
             ready!(self.idle.poll_over(cx));
@@ -326,8 +333,10 @@ impl Live {
         }
     }
 
+    /// There is enough to give. What is held can't be given, however much it is: only what comes next releases it.
     fn is_full(&self) -> bool {
-        matches!(&self.stage, Stage::Running(attempt) if attempt.exchange.gate.is_full())
+        let Stage::Running(attempt) = &self.stage else { return false };
+        attempt.exchange.gate.is_committed() && attempt.exchange.gate.is_full()
     }
 
     fn is_ended(&self) -> bool {
@@ -354,14 +363,13 @@ impl Live {
         }
     }
 
-    /// Keeps the record up to date, for the client may leave at any moment.
+    /// Tells of the commit.
     fn note(&mut self) {
         let Stage::Running(attempt) = &self.stage else { return };
         if attempt.exchange.gate.is_committed() {
             attempt.commit.set();
             self.recorder.first_content();
         }
-        self.recorder.progress(attempt.exchange.answer.usage(), attempt.exchange.answer.edits());
     }
 
     fn end(&mut self) {
@@ -374,6 +382,24 @@ impl Live {
             Some(error) => self.recorder.failed(error, StatusCode::OK),
             None => self.recorder.completed(StatusCode::OK),
         }
+    }
+}
+
+/// What a client is told whose failed attempt is not followed by another one.
+fn unmended(failure: ApiError, refusal: &SubmitError, model: &str) -> ApiError {
+    match refusal {
+        // Nobody could take it: the failure is all there is to tell.
+        SubmitError::InvalidRequest(_)
+        | SubmitError::UnknownModel
+        | SubmitError::Unavailable
+        | SubmitError::QueueFull { .. }
+        | SubmitError::NodeRequired => failure.spent(),
+        // It waited for somebody: how that ended is the newer truth.
+        SubmitError::QueueTimeout | SubmitError::DeadlineExceeded | SubmitError::Cancelled => {
+            ApiError::from_submit(refusal, model).spent()
+        }
+        // Another Edge may well take it, so the client may try again.
+        SubmitError::ShuttingDown => ApiError::from_submit(refusal, model),
     }
 }
 

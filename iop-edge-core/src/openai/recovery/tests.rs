@@ -57,6 +57,27 @@ fn s05_each_reason_against_another_attempt_is_told_by_its_own_name() {
 }
 
 #[test]
+fn a_provider_that_stalled_stays_avoided_whatever_fails_next() {
+    // REC-3; field report 8
+    let mut liveness = Liveness::new(9, 100, true, false);
+    let mut fails = |cause, stalled: Option<&str>| {
+        let note = stalled.map(|id| EndNote::ConfirmedStall { provider: ProviderId::new(id).unwrap() });
+        match liveness.failed(cause, RetryOn::default(), note.as_ref(), Given::Nothing, false) {
+            Decision::Again(hint) => (hint.avoid.map(|id| id.to_string()), hint.fallback),
+            Decision::Tell(reason) => panic!("{reason}"),
+        }
+    };
+    let unknown = Cause::Stall { retryable: true, health: Health::Unknown };
+    let busy = Cause::Retry(RetryCause::Busy);
+    assert_eq!(fails(busy, None), (None, false));
+    assert_eq!(fails(unknown, Some("a")), (Some("a".into()), false));
+    assert_eq!(fails(busy, None), (Some("a".into()), false), "busy says nothing about it");
+    assert_eq!(fails(Cause::Retry(RetryCause::Disconnected), None), (Some("a".into()), false));
+    assert_eq!(fails(STALL, Some("b")), (Some("b".into()), true), "a newer stall does");
+    assert_eq!(fails(busy, None), (Some("b".into()), true));
+}
+
+#[test]
 fn s05_one_budget_covers_all_causes() {
     // REC-4, REC-5; field reports 11, 54
     let causes = [STALL, Cause::Retry(RetryCause::Disconnected), Cause::Retry(RetryCause::Busy)];
@@ -109,14 +130,19 @@ fn every_short_history_never_repeats_after_content_and_the_budget_only_shrinks()
         for two in &inputs {
             for three in [inputs[0], inputs[24]] {
                 let mut liveness = Liveness::new(2, 100, true, false);
-                let mut again = 0;
+                let (mut again, mut stalled) = (0, false);
                 for (cause, note, given, late) in [*one, *two, three] {
                     let decision = liveness.failed(cause, RetryOn::default(), note.as_ref(), given, late);
                     if let Decision::Again(hint) = decision {
                         again += 1;
                         assert!(given == Given::Nothing && !late && again <= 2);
                         assert!(!matches!(note, Some(EndNote::NotStopped)), "at most one at a time");
-                        assert!(hint.avoid.is_none() || matches!(cause, Cause::Stall { retryable: true, .. }));
+                        stalled |= matches!(cause, Cause::Stall { .. });
+                        assert_eq!(
+                            hint.avoid.is_some(),
+                            stalled,
+                            "only a confirmed stall sets it, and nothing forgets it"
+                        );
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Requests whose attempts fail, and what clients see of that.
 
 use iop_execution::failure::{LivenessClassification, OwnershipClose, StallDetail, TimeoutSetting};
-use iop_execution::{FailureStage, ProviderContacted};
+use iop_execution::{FailureStage, ProviderContacted, Usage};
 
 use super::*;
 use crate::openai::recovery::MAX_SNAPSHOT_BYTES;
@@ -93,7 +93,7 @@ async fn s05_a_stall_before_content_is_mended_and_the_client_sees_one_answer() {
         assert!(bodies.len() == 2 && bodies[0] == bodies[1], "byte for byte");
         let record = rig.record();
         assert_eq!((record.outcome, record.attempts, record.status), (Outcome::RecoveredCompleted, 2, 200));
-        assert_eq!(rig.liveness(), ["eligible/none", "recovered_completed"]);
+        assert_eq!(rig.liveness(), ["eligible/none", "recovered_completed"], "OBS-3");
     }
 }
 
@@ -185,6 +185,7 @@ async fn a_tool_call_that_a_client_has_a_part_of_is_never_repeated() {
     let rig = rig([stalled(vec![sse(), call], LivenessClassification::RequestStalled, CLOSED), good()]);
     let (status, text) = rig.answer(STREAM).await;
     assert!(status == 200 && text.contains("tool_calls") && text.contains("response_stalled"));
+    assert!(text.contains("for 0 ms (response_stall_timeout_ms)"), "field report 17: the setting that fired is named");
     assert_eq!(rig.bodies().len(), 1);
     assert_eq!(rig.liveness(), ["ineligible/tool_call", "ineligible"]);
 }
@@ -209,7 +210,84 @@ async fn when_nobody_is_left_the_first_failure_is_told() {
     let rig = rig([tunnel([failed(FailureCode::Disconnected)]), Reply::Refuse(SubmitError::Unavailable)]);
     let (status, text) = rig.answer(CHAT).await;
     assert_eq!((status, error_of(&text)["message"].as_str()), (503, Some("it failed")));
-    assert_eq!(rig.liveness(), ["eligible/none", "ineligible/no_candidate", "recovery_exhausted"]);
+    assert_eq!(rig.liveness(), ["ineligible/no_candidate", "recovery_exhausted"], "OBS-3: once a failure");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_does_not_begin_is_told_by_what_kept_it() {
+    // REC-7, OBS-3, API-5: the first failure where nobody could take it, else how the wait ended
+    use SubmitError as S;
+    let full = S::QueueFull { retry_after: Duration::from_secs(3) };
+    for (refusal, status, code, ended_by, again, seen) in [
+        (S::Unavailable, 503, "provider_unavailable", EndedBy::Disconnect, false, "no_candidate"),
+        (full, 503, "provider_unavailable", EndedBy::Disconnect, false, "no_candidate"),
+        (S::QueueTimeout, 503, "queue_timeout", EndedBy::Queue, false, "no_candidate"),
+        (S::DeadlineExceeded, 504, "deadline_exceeded", EndedBy::Deadline, false, "deadline"),
+        (S::Cancelled, 503, "cancelled", EndedBy::Cancelled, false, "cancelled"),
+        (S::ShuttingDown, 503, "shutting_down", EndedBy::Shutdown, true, "no_candidate"),
+    ] {
+        let rig = rig([tunnel([failed(FailureCode::Disconnected)]), Reply::Refuse(refusal.clone())]);
+        let response = rig.chat(CHAT).await;
+        assert_eq!(response.headers().contains_key("x-should-retry"), !again, "{refusal:?}");
+        let (found, text) = whole(response).await;
+        assert_eq!((found, error_of(&text)["code"].as_str()), (status, Some(code)), "{refusal:?}");
+        let record = rig.record();
+        let outcome = if refusal == S::Cancelled { Outcome::Cancelled } else { Outcome::RecoveryExhausted };
+        assert_eq!((record.outcome, record.ended_by, record.attempts), (outcome, ended_by, 1), "{refusal:?}");
+        assert_eq!(rig.liveness(), [format!("ineligible/{seen}"), outcome.to_string()], "{refusal:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_that_stalled_is_avoided_by_every_later_attempt() {
+    // REC-3; field report 8: the second attempt fails by something else, the third still knows of the stall
+    let stall = stalled(vec![sse()], LivenessClassification::HealthUnknown, CLOSED);
+    let rig = rig([stall, tunnel([failed(FailureCode::Busy)]), good()]);
+    assert_eq!(rig.answer(STREAM).await.0, 200);
+    let avoided = (Some("provider-1".into()), false);
+    assert_eq!(rig.avoided(), [(None, false), avoided.clone(), avoided]);
+    assert_eq!(rig.liveness(), ["eligible/none", "eligible/none", "recovered_completed"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn usage_of_attempts_that_failed_is_in_the_record_and_not_in_the_answer() {
+    // EXE-7; field reports 33, 84: what was reported is added up, what was not stays absent
+    let reported = |input, output| {
+        let usage = Usage { input_tokens: input, output_tokens: output, ..Usage::default() };
+        RunEvent { seq: 2, kind: RunEventKind::Usage, usage: Some(usage) }
+    };
+    let event = |seq, kind| RunEvent { seq, kind, usage: None };
+    let events = |events: Vec<RunEvent>| Reply::Run(Box::pin(stream::iter(events)));
+    let busy = || ExecutionFailure::refused(FailureCode::Busy, "it failed");
+    let fails = |usage| events(vec![event(1, RunEventKind::Start), usage, event(3, RunEventKind::Error(busy()))]);
+    let answers = events(vec![
+        event(1, RunEventKind::Start),
+        event(2, RunEventKind::Delta("hello".into())),
+        reported(Some(5), Some(7)),
+        event(4, RunEventKind::Complete(iop_execution::FinishReason::Stop)),
+    ]);
+    let rig = rig([fails(reported(Some(100), None)), fails(event(2, RunEventKind::Usage)), answers]);
+    let (status, text) = rig.answer(CHAT).await;
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &Value::from(5)), "the client's are of the answer");
+    let usage = Usage { input_tokens: Some(105), output_tokens: Some(7), ..Usage::default() };
+    assert_eq!((rig.record().usage, rig.records.1.lock().unwrap().len()), (Some(usage), 3));
+
+    // The last one is told, and none is lost; a client that leaves before content loses none either.
+    for left in [false, true] {
+        let usage = Usage { input_tokens: Some(9), ..Usage::default() };
+        let frames = [sse(), TunnelFrame::Usage(usage), TunnelFrame::Failed(busy())];
+        let (first, second) = if left {
+            (tunnel(frames), hanging([sse(), TunnelFrame::Usage(usage)]))
+        } else {
+            (tunnel(frames), Reply::Refuse(SubmitError::Unavailable))
+        };
+        let rig = self::rig([first, second]);
+        let answer = tokio::time::timeout(Duration::from_secs(1), rig.answer(STREAM)).await;
+        assert_eq!(answer.is_err(), left);
+        let sum = Usage { input_tokens: Some(if left { 18 } else { 9 }), ..Usage::default() };
+        assert_eq!(rig.record().usage, Some(sum));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -231,7 +309,7 @@ async fn a_client_that_leaves_between_attempts_ends_it() {
     let rig = rig([tunnel([failed(FailureCode::Busy)]), Reply::Wait]);
     assert!(tokio::time::timeout(Duration::from_secs(1), rig.chat(STREAM)).await.is_err());
     assert_eq!(rig.record().outcome, Outcome::Cancelled);
-    assert_eq!(rig.liveness(), ["eligible/none", "cancelled"]);
+    assert_eq!(rig.liveness(), ["ineligible/cancelled", "cancelled"], "OBS-3");
 }
 
 #[tokio::test(start_paused = true)]
@@ -297,4 +375,48 @@ async fn what_is_not_covered_is_told_at_once() {
         assert_eq!(rig.answer(CHAT).await.0, told, "{status}");
         assert_eq!(rig.bodies().len(), 1);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_held_than_one_write_does_not_hang_a_stream_that_has_begun_with_a_comment() {
+    // REC-6, REC-8: 20 kB of lifecycle events come after the comment, before the content
+    let (frames, reply) = stepped();
+    let rig = rig([reply]);
+    let mut response = rig.chat(STREAM).await;
+    assert_eq!(response.status().as_u16(), 200);
+    let first = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(&first[..], b": waiting\n\n");
+    frames.send(sse()).unwrap();
+    let event = format!("data: {{\"role\":\"{}\"}}\n\n", "x".repeat(200));
+    for _ in 0..100 {
+        frames.send(lifecycle(&event)).unwrap();
+    }
+    for frame in [content("data: {\"x\":1}\n\n"), done(), TunnelFrame::End] {
+        frames.send(frame).unwrap();
+    }
+    let rest = tokio::time::timeout(Duration::from_secs(10), response.into_body().collect()).await;
+    let rest = rest.expect("it does not hang").unwrap().to_bytes();
+    let rest = std::str::from_utf8(&rest).unwrap();
+    assert_eq!(rest.matches("role").count(), 100);
+    assert!(rest.ends_with("data: {\"x\":1}\n\ndata: [DONE]\n\n") && !rest.contains("waiting"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_comment_is_a_byte_to_a_client_that_told_how_long_it_waits_for_one() {
+    // REC-8, EXE-10; field report 86: openai-python with timeout=60 gets comments at 20, 35, 50 … s
+    let (frames, reply) = stepped();
+    let rig = rig([reply]);
+    let mut request = post(STREAM);
+    request.headers_mut().insert("x-stainless-read-timeout", "60".parse().unwrap());
+    let response = rig.send(request).await;
+    let answering = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        for frame in [sse(), content("data: {\"x\":1}\n\n"), done(), TunnelFrame::End] {
+            frames.send(frame).unwrap();
+        }
+    });
+    let (status, text) = whole(response).await;
+    answering.await.unwrap();
+    assert!(status == 200 && text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(rig.record().outcome, Outcome::Completed);
 }

@@ -10,14 +10,14 @@ fn need(class: WorkClass) -> Need {
 
 fn ticket(arrival: u64, priority: i8, caller: &str, since: Instant) -> Ticket {
     let caller = (!caller.is_empty()).then(|| Principal::new(caller).unwrap());
-    Ticket { attempt: AttemptId(arrival), priority, caller, since }
+    Ticket { attempt: AttemptId(arrival), priority, caller, since, passed: 0 }
 }
 
 /// Takes everyone out in order, each charged one token.
 fn order(queue: &mut WaitQueue, clock: &mut FairClock) -> Vec<u64> {
     let mut order = Vec::new();
     loop {
-        let Some((need, rank, _)) = queue.heads(clock).min_by_key(|(_, rank, _)| *rank) else { return order };
+        let Some(Head { need, rank, .. }) = queue.heads(clock).min_by_key(|head| head.rank) else { return order };
         let (need, attempt) = (need.clone(), rank.attempt);
         let ticket = queue.remove(&need, attempt).unwrap();
         clock.served(&ticket.caller, 1);

@@ -317,3 +317,114 @@ fn a_node_out_of_service_finishes_and_stays_out_over_reconnects_until_it_is_put_
     grant(state.submit(ask("only-a", 4), now));
     assert_eq!(state.set_in_service(&node("n9"), true, now), Err(UnknownNode(node("n9"))));
 }
+
+#[test]
+fn a_config_that_is_taken_back_brings_back_what_it_took_away() {
+    // REG-7, CFG-2: nothing is pushed, for the node has it in force
+    let now = Instant::now();
+    let mut state = new_state(catalog());
+    let id = connect(&mut state, "n1", now);
+    connect(&mut state, "n2", now);
+    effects(&mut state);
+    let make = |revision, off: bool, bad: bool| {
+        let mut n1 = node_entry(
+            "n1",
+            if bad { &[("a", 1, 0), ("b", 2, 1), ("bad", 1, 0)] } else { &[("a", 1, 0), ("b", 2, 1)] },
+        );
+        n1.providers[0].enabled = !off;
+        Catalog::builder()
+            .revision(revision)
+            .node(n1)
+            .node(node_entry("n2", &[("c", 1, 0)]))
+            .model(group("only-a", &["a"]))
+            .build()
+            .unwrap()
+    };
+    apply(&mut state, make(8, true, true), now);
+    state.handle_config_ack(id, ack(8, 7, &[]), now);
+    effects(&mut state);
+    apply(&mut state, make(9, false, false), now);
+    let again = pushed(&effects(&mut state), id);
+    let got = state.submit(ask("only-a", 1), now);
+    assert!(got.is_ok() || !again.is_empty(), "{got:?}, pushed {again:?}");
+}
+
+#[test]
+fn a_config_that_is_taken_back_brings_back_its_places() {
+    // REG-7, LEA-8
+    let now = Instant::now();
+    let mut state = new_state(catalog());
+    let id = connect(&mut state, "n1", now);
+    effects(&mut state);
+    let make = |revision, places| {
+        Catalog::builder()
+            .revision(revision)
+            .node(node_entry("n1", &[("a", 1, 0), ("b", places, 1)]))
+            .model(group("b", &["b"]))
+            .build()
+            .unwrap()
+    };
+    apply(&mut state, make(8, 1), now);
+    state.handle_config_ack(id, ack(8, 7, &[]), now);
+    effects(&mut state);
+    apply(&mut state, make(9, 2), now);
+    let pushed = pushed(&effects(&mut state), id);
+    let capacity = state.snapshot(now).provider(&ProviderId::new("b").unwrap()).unwrap().effective.capacity;
+    assert!(capacity == 2 || !pushed.is_empty(), "{capacity} {pushed:?}");
+}
+
+#[test]
+fn who_waits_moves_with_its_model() {
+    // CFG-2, QUE-3
+    let now = Instant::now();
+    let mut state = new_state(catalog());
+    connect(&mut state, "n1", now);
+    connect(&mut state, "n2", now);
+    grant(state.submit(ask("only-a", 1), now));
+    let waits = queued(state.submit(ask("only-a", 4), now));
+    effects(&mut state);
+    // n1 goes, its model moves to c of n2, which is ready and free.
+    let next = Catalog::builder()
+        .revision(8)
+        .node(node_entry("n2", &[("c", 1, 0)]))
+        .model(group("only-a", &["c"]))
+        .build()
+        .unwrap();
+    apply(&mut state, next, now);
+    let after = effects(&mut state);
+    assert_eq!((refusals(&after), granted(&after)), (vec![], vec![waits]));
+}
+
+#[test]
+fn while_a_config_is_on_its_way_its_node_may_have_it_already() {
+    // REG-7, I3; found by the simulator (seed 459775524961213796)
+    let now = Instant::now();
+    let mut state = new_state(catalog());
+    let id = connect(&mut state, "n1", now);
+    effects(&mut state);
+    let make = |revision, places: Option<u32>| {
+        let b = places.map(|places| ("b", places, 1));
+        let providers: Vec<_> = [("a", 1, 0)].into_iter().chain(b).collect();
+        let mut builder = Catalog::builder().revision(revision).node(node_entry("n1", &providers));
+        if places.is_some() {
+            builder = builder.model(group("b", &["b"]));
+        }
+        builder.build().unwrap()
+    };
+    let places = |state: &EdgeState| {
+        let snapshot = state.snapshot(now);
+        snapshot.provider(&ProviderId::new("b").unwrap()).unwrap().effective.capacity
+    };
+    apply(&mut state, make(8, Some(1)), now);
+    apply(&mut state, make(9, Some(2)), now);
+    assert_eq!(places(&state), 1, "it may have 8 by now");
+    state.handle_config_ack(id, ack(8, 7, &[]), now);
+    assert_eq!(places(&state), 2, "it has not");
+    state.handle_config_ack(id, ack(9, 9, &["a", "b"]), now);
+
+    apply(&mut state, make(10, None), now);
+    apply(&mut state, make(11, Some(2)), now);
+    assert_eq!(places(&state), 0, "it may have lost it");
+    state.handle_config_ack(id, ack(10, 9, &[]), now);
+    assert_eq!(places(&state), 2);
+}

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use iop_execution::failure::{LivenessClassification, OwnershipClose, StallDetail, TimeoutSetting};
-use iop_execution::{Capabilities, Health};
+use iop_execution::{Capabilities, ExecutionFailure, FailureCode, Health};
 use iop_wire::{CapabilitiesResult, CommandResponse, CommandResult, ConfigAck, NodeCommand, TargetHealth};
 
 use super::*;
@@ -327,4 +327,91 @@ fn a_caller_s_capabilities_command_is_evidence_too() {
     let source = EvidenceSource::Capabilities;
     assert!(after.contains(&Effect::Observe(Observation::HealthEvidence { source, result: EvidenceResult::Applied })));
     assert!(after.iter().any(|effect| matches!(effect, Effect::Commanded { outcome, .. } if outcome.is_ok())));
+}
+
+#[test]
+fn taking_a_provider_out_and_back_raises_nothing() {
+    // HLT-3
+    let mut lab = Lab::new();
+    lab.stalls(Health::Unavailable, 9);
+    assert!(lab.lowered());
+    let make = |revision, on: bool| {
+        let mut n1 = node_entry("n1", &[("a", 1, 0), ("b", 2, 1)]);
+        n1.providers[0].enabled = on;
+        Catalog::builder().revision(revision).node(n1).model(group("only-a", &["a"])).build().unwrap()
+    };
+    lab.state.apply_config(Arc::new(make(8, false)), lab.now).unwrap();
+    let ack = |r: u64, ids: &[&str]| iop_wire::ConfigAck {
+        seen_revision: r,
+        applied_revision: r,
+        error: String::new(),
+        providers: ids.iter().map(|id| provider_ready(id, &[])).collect(),
+    };
+    lab.state.handle_config_ack(lab.id, ack(8, &["b"]), lab.now);
+    lab.state.apply_config(Arc::new(make(9, true)), lab.now).unwrap();
+    lab.state.handle_config_ack(lab.id, ack(9, &["a", "b"]), lab.now);
+    assert!(lab.lowered(), "HLT-3: raised in the same generation without HLT-5");
+}
+
+#[test]
+fn another_instance_starts_clean() {
+    // HLT-3, HLT-6
+    let mut lab = Lab::new();
+    lab.stalls(Health::Unavailable, 1);
+    let mut n1 = node_entry("n1", &[("a", 1, 0), ("b", 2, 1)]);
+    n1.providers[0].config.adapter = AdapterKey::new("a2").unwrap();
+    let next = Catalog::builder().revision(8).node(n1).model(group("only-a", &["a"])).build().unwrap();
+    lab.state.apply_config(Arc::new(next), lab.now).unwrap();
+    let ack = iop_wire::ConfigAck {
+        seen_revision: 8,
+        applied_revision: 8,
+        error: String::new(),
+        providers: vec![provider_ready("a", &[]), provider_ready("b", &[])],
+    };
+    lab.state.handle_config_ack(lab.id, ack, lab.now);
+    effects(&mut lab.state);
+    for _ in 0..50 {
+        let Some(at) = lab.state.poll_timeout() else { break };
+        lab.now = at;
+        lab.state.handle_timeout(at);
+        for (_, id, adapter, target) in questions(&effects(&mut lab.state)) {
+            if adapter == "a2" {
+                return; // it asks about the one that exists
+            }
+            let failure = ExecutionFailure::refused(FailureCode::UnknownAdapter, "no");
+            lab.state.handle_command_response(
+                lab.id,
+                CommandResponse { command_id: id, session_id: None, outcome: Err(failure) },
+                lab.now,
+            );
+            let _ = &target;
+        }
+    }
+    assert!(!lab.lowered(), "lowered for ever; {:?} later", lab.now);
+}
+
+#[test]
+fn what_its_node_does_not_have_any_more_keeps_nobody_out() {
+    // HLT-3, HLT-6: a server that came back with another model; any other answer changes nothing
+    for (code, raised) in [
+        (FailureCode::UnknownTarget, true),
+        (FailureCode::UnknownAdapter, true),
+        (FailureCode::Busy, false),
+        (FailureCode::Internal, false),
+    ] {
+        let mut lab = Lab::new();
+        lab.stalls(Health::Unavailable, 1);
+        effects(&mut lab.state);
+        lab.now = lab.state.poll_timeout().unwrap();
+        lab.state.handle_timeout(lab.now);
+        let [(_, command_id, ..)] = questions(&effects(&mut lab.state))[..] else { panic!("one question") };
+        let failure = ExecutionFailure::refused(code, "no");
+        let answer = CommandResponse { command_id, session_id: None, outcome: Err(failure) };
+        lab.state.handle_command_response(lab.id, answer, lab.now);
+        assert_eq!(!lab.lowered(), raised, "{code:?}");
+        let result = if raised { EvidenceResult::Applied } else { EvidenceResult::Unknown };
+        let source = EvidenceSource::Capabilities;
+        let counted = Effect::Observe(Observation::HealthEvidence { source, result });
+        assert!(effects(&mut lab.state).contains(&counted), "{code:?}");
+    }
 }

@@ -409,3 +409,41 @@ fn a_direct_address_takes_the_same_lease_and_no_queue() {
     state.set_in_service(&NodeId::new("n2").unwrap(), false, now).unwrap();
     assert_eq!(state.submit(direct(Some("n2"), "b", 6), now), Err(SubmitError::Unavailable));
 }
+
+#[test]
+fn traffic_of_another_model_does_not_reset_the_bound() {
+    // QUE-1
+    let now = Instant::now();
+    let nodes = [node_entry("n1", &[("a", 1, 0)]), node_entry("n2", &[("b", 1, 0)])];
+    let [n1, n2] = nodes;
+    let mut ma = group("ma", &["a"]);
+    let mut mb = group("mb", &["b"]);
+    for m in [&mut ma, &mut mb] {
+        m.max_waiting = 1000;
+        m.queue_timeout = Duration::from_secs(36000);
+    }
+    let mut state = new_state(Catalog::builder().revision(7).node(n1).node(n2).model(ma).model(mb).build().unwrap());
+    let a = join(&mut state, "n1", "a", 0, now);
+    let b = join(&mut state, "n2", "b", 0, now);
+    let (ga, gb) = (state.generation(a).unwrap(), state.generation(b).unwrap());
+    let mut ra = grant(state.submit(ask("ma", 0), now)).attempt;
+    let mut rb = grant(state.submit(ask("mb", 1), now)).attempt;
+    let low = queued(state.submit(Ask { priority: -5, ..ask("ma", 2) }, now));
+    queued(state.submit(Ask { priority: 5, ..ask("ma", 9) }, now));
+    queued(state.submit(Ask { priority: 5, ..ask("ma", 9) }, now));
+    for round in 0..500 {
+        queued(state.submit(Ask { priority: 5, ..ask("ma", 9) }, now));
+        queued(state.submit(ask("mb", 8), now));
+        state.dispatch(ra, now).unwrap();
+        state.handle_terminal(ra, ga, Verdict::Good, now);
+        ra = granted(&effects(&mut state))[0];
+        if ra == low {
+            assert!(round < 20);
+            return;
+        }
+        state.dispatch(rb, now).unwrap();
+        state.handle_terminal(rb, gb, Verdict::Good, now);
+        rb = granted(&effects(&mut state))[0];
+    }
+    panic!("500 places of its own model went to others");
+}

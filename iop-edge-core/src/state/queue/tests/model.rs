@@ -134,8 +134,8 @@ impl StateMachineTest for Real {
                 assert_eq!(waits, after.waiting.iter().any(|waiter| waiter.arrival == real.arrivals), "QUE-2");
             }
             Op::Serve => {
-                let heads = real.queue.heads(&real.clock).min_by_key(|(_, rank, _)| *rank);
-                let next = heads.map(|(need, rank, _)| (need.clone(), rank.attempt));
+                let heads = real.queue.heads(&real.clock).min_by_key(|head| head.rank);
+                let next = heads.map(|head| (head.need.clone(), head.rank.attempt));
                 assert_eq!(
                     next.as_ref().map(|(_, attempt)| attempt.0),
                     real.expected.map(|next| next.arrival),
