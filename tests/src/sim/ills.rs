@@ -77,6 +77,15 @@ fn episodes(plan: &mut Plan, rng: &mut Rng) {
         if plan.providers[provider].stall == 0 && rng.permille(700) {
             plan.providers[provider].stall = rng.range(1_000..=5_000);
         }
+        if rng.permille(500) {
+            // One call's probe finds it gone, that of the next one does not.
+            let (gone, back) = (Answer::Is(Health::Unavailable, 0), Answer::Is(Health::Available, 0));
+            let at = from + plan.providers[provider].stall + rng.range(50..=2_500);
+            plan.troubles.push((from, Trouble::Ill { provider, answer: gone }));
+            plan.troubles.push((at, Trouble::Says { provider, answer: back }));
+            plan.troubles.push((to.max(at) + rng.range(500..=5_000), Trouble::Well { provider }));
+            continue;
+        }
         plan.troubles.push((from, Trouble::Ill { provider, answer: answer(rng) }));
         if rng.permille(300) {
             plan.troubles.push((rng.range(from..=to), Trouble::Says { provider, answer: answer(rng) }));
