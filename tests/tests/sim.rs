@@ -92,7 +92,7 @@ const SEEN: [(&str, &str); 73] = [
 #[test]
 fn fixed_seeds() {
     // LEA-4, LEA-6, LEA-7, FEN-1 to FEN-6, FEN-8, QUE-1, QUE-2, EDG-3, NOD-1, NOD-4, NOD-5, WIR-6, WIR-11, WIR-12
-    // WDG-1, WDG-4, HLT-1 to HLT-7, REC-1 to REC-8
+    // WDG-4, HLT-3 to HLT-7, REC-2 to REC-4, REC-6 to REC-8
     let seeds = fixed();
     assert_eq!(seeds.len(), FIXED);
 
