@@ -9,6 +9,9 @@
 //! | [`net`] | how messages cross, and what may happen to them |
 //! | [`provider`] | what a provider does, and how its calls are counted |
 //! | [`client`] | what a client asks and may see |
+//! | [`openai`] | what an OpenAI client asks and may see, over all attempts of its request |
+//! | [`ills`] | which providers get ill, and which clients speak the OpenAI API |
+//! | [`health`] | what evidence the Edge was told, and what it must do |
 //! | [`world`] | what really happened |
 //! | [`history`] | the log, its hash, its tail |
 //! | [`stage`] | how a seed is played: windows, troubles, the end |
@@ -17,9 +20,12 @@
 
 pub mod check;
 pub mod client;
+pub mod health;
 pub mod history;
 pub mod host;
+pub mod ills;
 pub mod net;
+pub mod openai;
 pub mod plan;
 pub mod provider;
 pub mod rng;

@@ -13,7 +13,7 @@ const FIXED: usize = 200;
 const REPEATED: usize = 25;
 
 /// What the fixed seeds together must have seen: each kind of trouble, and each outcome.
-const SEEN: [(&str, &str); 45] = [
+const SEEN: [(&str, &str); 73] = [
     ("block", "both ways"),
     ("block", "to the edge"),
     ("block", "to the node"),
@@ -59,11 +59,40 @@ const SEEN: [(&str, &str); 45] = [
     ("outcome", "shutting down"),
     ("outcome", "slow_client"),
     ("outcome", "whole"),
+    ("answer", "available"),
+    ("answer", "unavailable"),
+    ("attempt", "elsewhere"),
+    ("considered", "budget"),
+    ("considered", "committed"),
+    ("considered", "no_candidate"),
+    ("considered", "none"),
+    ("considered", "ownership_unconfirmed"),
+    ("considered", "policy_off"),
+    ("ill", ""),
+    ("lowered", ""),
+    ("probe", "never"),
+    ("probe", "panics"),
+    ("probe", "unavailable"),
+    ("probe", "unknown"),
+    ("raised", "answer"),
+    ("raised", "new generation"),
+    ("record", "completed"),
+    ("record", "failed"),
+    ("record", "ineligible"),
+    ("record", "recovered_completed"),
+    ("record", "recovery_exhausted"),
+    ("stall", "confirmed"),
+    ("stall", "health_unknown"),
+    ("stall", "provider_unhealthy"),
+    ("stall", "request_stalled"),
+    ("stall", "unconfirmed"),
+    ("outcome", "response_stalled"),
 ];
 
 #[test]
 fn fixed_seeds() {
     // LEA-4, LEA-6, LEA-7, FEN-1 to FEN-6, FEN-8, QUE-1, QUE-2, EDG-3, NOD-1, NOD-4, NOD-5, WIR-6, WIR-11, WIR-12
+    // WDG-4, HLT-3 to HLT-7, REC-2 to REC-4, REC-6 to REC-8
     let seeds = fixed();
     assert_eq!(seeds.len(), FIXED);
 

@@ -1,11 +1,14 @@
 //! Decides what must hold after every window, and what must hold at the end: the engines' books against what really
 //! happened at links, providers and clients.
 
-use iop_edge_core::snapshot::{EdgeSnapshot, ProviderSnapshot};
+use std::sync::Arc;
+
+use iop_edge_core::snapshot::{EdgeSnapshot, ProviderHealth, ProviderSnapshot};
 
 use crate::sim::history::Who;
+use crate::sim::net::Conn;
 use crate::sim::stage::{Stage, index};
-use crate::sim::world::{self, Facts, Wants};
+use crate::sim::world::{self, Call, Facts, Wants};
 
 /// After every window.
 pub(super) fn after_window(stage: &Stage) {
@@ -20,6 +23,7 @@ pub(super) fn after_window(stage: &Stage) {
     waits(&facts, &snapshot, edge.host.clock(), &mut problems);
     calls(stage, &facts, &mut problems);
     hopes(stage, &facts, &snapshot, &mut problems);
+    health(stage, &mut facts, &snapshot, &mut problems);
     let quarantined = snapshot.nodes.iter().flat_map(|node| &node.providers).map(|own| own.in_use.quarantined).sum();
     if std::mem::replace(&mut facts.quarantined, quarantined) < quarantined {
         facts.note(Who::Edge, "quarantined", "", [u64::from(quarantined), 0]);
@@ -54,6 +58,13 @@ fn places(stage: &Stage, provider: &ProviderSnapshot, problems: &mut Vec<String>
     if stage.world.facts().reconfigured {
         return;
     }
+    if is_lowered(provider) {
+        // It takes nothing new, and what runs there runs on (HLT-4).
+        if limits.capacity > 0 {
+            problems.push(format!("HLT-4: {id} is lowered and has {limits:?}"));
+        }
+        return;
+    }
     if provider.connected && (used.in_use() > limits.capacity || used.long > limits.long) {
         problems.push(format!("LEA-2: {id} has {used:?} of {limits:?}"));
     }
@@ -62,6 +73,50 @@ fn places(stage: &Stage, provider: &ProviderSnapshot, problems: &mut Vec<String>
     }
     if !provider.connected && in_use > 0 {
         problems.push(format!("FEN-2: {id} is offline and has {in_use} places in use"));
+    }
+}
+
+/// Evidence has lowered it.
+pub(super) fn is_lowered(provider: &ProviderSnapshot) -> bool {
+    provider.health == ProviderHealth::Unavailable
+}
+
+/// I7: health is what the evidence says that the Edge was told on the present connection, and nothing else.
+fn health(stage: &Stage, facts: &mut Facts, snapshot: &EdgeSnapshot, problems: &mut Vec<String>) {
+    let conns = stage.net.conns();
+    for node in &snapshot.nodes {
+        let number = index(node.node.as_str());
+        let mut current = conns.iter().filter(|conn| conn.node == number && conn.is_current());
+        let (Some(conn), None) = (current.next(), current.next()) else { continue };
+        for provider in node.providers.iter().filter(|provider| provider.connected) {
+            let (id, is) = (provider.provider.as_str(), is_lowered(provider));
+            let must = conn.must_be_lowered(id, is);
+            let was = facts.lowered.get(id).copied();
+            match (was, is) {
+                (None, true) => facts.note(Who::Edge, "lowered", "", [index(id) as u64, 0]),
+                (Some(of), false) => {
+                    let how = if of == conn.id { "answer" } else { "new generation" };
+                    facts.note(Who::Edge, "raised", how, [index(id) as u64, 0]);
+                }
+                (Some(_), true) | (None, false) => {}
+            }
+            // Evidence of an older generation is none.
+            let same = was.filter(|of| *of == conn.id).is_some();
+            if same != is && !conn.may_have_moved(id, is) {
+                let how = if is { "lowered" } else { "raised" };
+                problems.push(format!("I7: {id} was {how}, and nothing that was told allows it"));
+            }
+            if is {
+                facts.lowered.insert(id.to_owned(), conn.id);
+            } else {
+                facts.lowered.remove(id);
+            }
+            // What is damaged may be refused, and so is what is told of a provider that config has taken away.
+            if must != is && !conn.is_damaged() && !facts.reconfigured {
+                let (said, told) = if is { ("lowered", "is fine") } else { ("fine", "is gone") };
+                problems.push(format!("I7: {id} is {said}, but what the Edge was told is that it {told}"));
+            }
+        }
     }
 }
 
@@ -107,8 +162,8 @@ fn hopes(stage: &Stage, facts: &Facts, snapshot: &EdgeSnapshot, problems: &mut V
         let shown = snapshot.nodes.iter().find(|node| index(node.node.as_str()) == plan.node);
         let ready = shown.is_some_and(|node| {
             let mut own = node.providers.iter();
-            let connected = own.any(|own| own.provider.as_str() == plan.id && own.connected);
-            connected && !node.draining
+            let usable = own.any(|own| own.provider.as_str() == plan.id && own.connected && !is_lowered(own));
+            usable && !node.draining
         });
         ready && (!wants.tunnel || (plan.tunnels && !plan.run_only))
     };
@@ -134,6 +189,20 @@ fn calls(stage: &Stage, facts: &Facts, problems: &mut Vec<String>) {
         if current.is_some_and(|conn| !conn.has_open(call.run_id)) {
             problems
                 .push(format!("LEA-6, NOD-5: call {number} at p{} runs, and nobody holds its place", call.provider));
+        }
+        // I8: attempts run side by side only where the Edge could not know it: a Node was a suspect, or a connection is over.
+        let Some(asking) = facts.askings.get(&call.client) else { continue };
+        let of_current = |number: &u64| {
+            let call = facts.calls.get(number)?;
+            let is = |conn: &&Arc<Conn>| conn.process == call.process && conn.is_current();
+            conns.iter().find(is).map(|_| call)
+        };
+        let Some(call) = of_current(number) else { continue };
+        let mut later = asking.calls.iter().skip_while(|other| *other != number).skip(1).filter_map(of_current);
+        let node_of = |call: &Call| stage.plan.providers[call.provider].node;
+        let suspect = |call: &Call| facts.suspect_since(node_of(call), call.since);
+        if later.any(|later| !suspect(call) && !suspect(later)) {
+            problems.push(format!("I8: call {number} for client {} runs beside a later one", call.client));
         }
     }
 }
@@ -161,6 +230,10 @@ pub(super) fn is_at_rest(stage: &Stage) -> Result<(), String> {
     let mut providers = snapshot.nodes.iter().flat_map(|node| &node.providers);
     if let Some(provider) = providers.find(|provider| provider.cooling.is_some()) {
         return Err(format!("{} is cooling", provider.provider));
+    }
+    let mut providers = snapshot.nodes.iter().flat_map(|node| &node.providers);
+    if let Some(provider) = providers.find(|provider| is_lowered(provider)) {
+        return Err(format!("HLT-6: {} is lowered", provider.provider));
     }
     if let Some(node) = stage.nodes.iter().find(|node| node.is_ending()) {
         return Err(format!("a process of n{} is ending", node.node));

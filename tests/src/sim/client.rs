@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use http::{HeaderMap, Method};
 use iop_edge_core::api::{Admitted, CancelRun, Destination, Engine, Output, Payload, Submit, SubmitError, WireKind};
+use iop_edge_core::snapshot::{EdgeSnapshot, ProviderHealth};
 use iop_edge_core::{Edge, TunnelCall};
 use iop_execution::{
     AdapterKey, CancelReason, FailureCode, ModelName, NodeId, Principal, ProviderId, RunEventKind, RunStream, Target,
@@ -14,13 +15,14 @@ use iop_execution::{
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::sim::history::Who;
+use crate::sim::openai::{self, HttpPlan};
 use crate::sim::provider::{Ending, Work};
 use crate::sim::world::{Client, Facts, Stage, Wants, World};
 
 /// Timers are exact to a millisecond.
-const TICK: u64 = 2;
+pub(super) const TICK: u64 = 2;
 /// As the Edge has it (WIR-16).
-const SLOW_CLIENT: u64 = 60_000;
+pub(super) const SLOW_CLIENT: u64 = 60_000;
 
 /// One client, whole.
 #[derive(Debug, Clone)]
@@ -29,6 +31,8 @@ pub struct ClientPlan {
     pub id: u32,
     /// Which model it asks for.
     pub model: String,
+    /// It speaks the OpenAI API.
+    pub http: Option<HttpPlan>,
     /// Or which adapter, of which Node.
     pub direct: Option<(Option<usize>, String)>,
     /// Which wire it insists on.
@@ -92,9 +96,66 @@ pub struct Home {
 }
 
 impl Desk {
-    fn clock(&self) -> u64 {
+    pub(super) fn clock(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_millis()).unwrap()
     }
+
+    pub(super) fn node_of(&self, provider: &str) -> usize {
+        self.homes.iter().find(|home| home.provider == provider).map_or(usize::MAX, |home| home.node)
+    }
+
+    /// A provider of a model that is eligible, beside one that is avoided. Only what has stood for a while counts.
+    pub(super) fn other_than(&self, facts: &Facts, model: &String, tunnel: bool, avoided: &str) -> Option<String> {
+        if facts.reconfigured {
+            return None;
+        }
+        let snapshot = self.edge.snapshot();
+        let stands = |home: &&Home| {
+            let known = facts.nodes.get(&home.node).copied().unwrap_or_default();
+            let id = format!("n{}", home.node);
+            let shown = snapshot.nodes.iter().find(|shown| *shown.node.as_str() == *id);
+            known.ready.is_some_and(|since| since < facts.now)
+                && shown.is_some_and(|shown| shown.connected && !shown.draining)
+                && is_usable(&snapshot, facts, home)
+        };
+        let others = self.homes.iter().filter(|home| home.provider != avoided && home.models.contains(model));
+        let mut fitting = others.filter(|home| !tunnel || home.tunnels);
+        fitting.find(stands).map(|home| home.provider.clone())
+    }
+
+    /// A Node that the Edge should have preferred to the suspect that it took. Only what has stood for a while counts.
+    pub(super) fn better_than(&self, facts: &Facts, model: &String, tunnel: bool, node: usize) -> Option<usize> {
+        if facts.reconfigured {
+            return None;
+        }
+        let of_long_standing = |since: Option<u64>| since.is_some_and(|since| since < facts.now);
+        if !of_long_standing(facts.nodes.get(&node)?.suspect) {
+            return None;
+        }
+        let snapshot = self.edge.snapshot();
+        let others = self.homes.iter().filter(|home| home.models.contains(model));
+        let mut fitting = others.filter(|home| !tunnel || home.tunnels);
+        let better = fitting.find(|home| {
+            let known = facts.nodes.get(&home.node).copied().unwrap_or_default();
+            let usable = is_usable(&snapshot, facts, home);
+            usable && of_long_standing(known.ready) && known.suspect.is_none() && !known.held
+        })?;
+        // Neither has changed in this window.
+        let is = |node: usize, suspect: bool| {
+            let id = format!("n{node}");
+            let shown = snapshot.nodes.iter().find(|shown| *shown.node.as_str() == *id);
+            shown.is_some_and(|shown| shown.connected && !shown.draining && shown.suspect == suspect)
+        };
+        (is(node, true) && is(better.node, false)).then_some(better.node)
+    }
+}
+
+/// Evidence says nothing against a provider, and none has come in this window.
+fn is_usable(snapshot: &EdgeSnapshot, facts: &Facts, home: &Home) -> bool {
+    let mut all = snapshot.nodes.iter().flat_map(|node| &node.providers);
+    let shown = all.find(|shown| *shown.provider.as_str() == *home.provider);
+    shown.is_some_and(|shown| shown.health == ProviderHealth::Available)
+        && facts.moved.get(&home.provider).is_none_or(|at| *at < facts.now)
 }
 
 /// How a client's own part of it ended.
@@ -103,18 +164,26 @@ enum Over {
     Outcome(&'static str),
 }
 
-/// What a client has read.
-struct Reader<'a> {
+/// What a client has read of its output.
+pub(super) struct Reader<'a> {
+    plan: &'a ClientPlan,
+    text: Vec<u8>,
+    pub(super) pieces: u64,
+    pub(super) call: Option<u64>,
+}
+
+/// A client of the engine itself.
+struct Raw<'a> {
     plan: &'a ClientPlan,
     desk: &'a Desk,
-    text: Vec<u8>,
+    output: Reader<'a>,
     items: u64,
-    pieces: u64,
-    call: Option<u64>,
+    run: [u8; 16],
     /// Its cancel was taken: the next thing that it reads is the end.
     cancelled: bool,
     asked_at: u64,
     world_since: u64,
+    admitted_at: u64,
     node: usize,
 }
 
@@ -122,7 +191,6 @@ struct Reader<'a> {
 pub async fn live(plan: ClientPlan, desk: Desk) {
     let start = Instant::now();
     let since = desk.clock();
-    let deadline = plan.deadline.map(|after| start + Duration::from_millis(after));
     let who = Who::Client(plan.id);
     let wait = plan.deadline.unwrap_or(u64::MAX).min(plan.queue_timeout);
     {
@@ -137,34 +205,58 @@ pub async fn live(plan: ClientPlan, desk: Desk) {
             facts.wants.insert(plan.id, wants);
         }
     }
-    let mut leave = Box::pin(async {
-        match plan.leave {
-            Some(after) => sleep_until(start + Duration::from_millis(after)).await,
-            None => std::future::pending().await,
+    desk.world.facts().starts.insert(plan.id, since);
+    let outcome = match plan.http {
+        None => raw(&plan, &desk, start, since).await,
+        Some(http) => {
+            let outcome = tokio::select! {
+                biased;
+                () = left(&plan, start) => "left",
+                outcome = openai::ask(&plan, http, &desk) => outcome,
+            };
+            openai::settled(&mut desk.world.facts(), plan.id, outcome);
+            outcome
         }
-    });
+    };
+    let mut facts = desk.world.facts();
+    facts.note(who, "outcome", outcome, [0, 0]);
+    if let Some(client) = facts.clients.get_mut(&plan.id) {
+        client.stage = Stage::Done(outcome);
+    }
+}
+
+async fn left(plan: &ClientPlan, start: Instant) {
+    match plan.leave {
+        Some(after) => sleep_until(start + Duration::from_millis(after)).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A client of the engine itself.
+async fn raw(plan: &ClientPlan, desk: &Desk, start: Instant, since: u64) -> &'static str {
+    let deadline = plan.deadline.map(|after| start + Duration::from_millis(after));
+    let mut leave = Box::pin(left(plan, start));
     let world_since = desk.world.facts().now;
     let submitted = tokio::select! {
         biased;
         () = &mut leave => None,
-        answer = submit(&plan, &desk, deadline) => Some(answer),
+        answer = submit(plan, desk, deadline) => Some(answer),
     };
-    let outcome = match submitted {
+    match submitted {
         None => "left waiting",
-        Some(Err(error)) => refused(&plan, &desk, &error),
+        Some(Err(error)) => refused(plan, desk, &error),
         Some(Ok((admitted, output))) => {
-            let home = desk.homes.iter().find(|home| home.provider == admitted.provider.as_str());
-            let mut reader = Reader {
-                plan: &plan,
-                desk: &desk,
-                text: Vec::new(),
+            let mut reader = Raw {
+                plan,
+                desk,
+                output: Reader::new(plan),
                 items: 0,
-                pieces: 0,
-                call: None,
+                run: *admitted.run_id.as_bytes(),
                 cancelled: false,
                 asked_at: since,
                 world_since,
-                node: home.map_or(usize::MAX, |home| home.node),
+                admitted_at: desk.world.facts().now,
+                node: desk.node_of(admitted.provider.as_str()),
             };
             reader.admitted(&admitted);
             let over = tokio::select! {
@@ -177,11 +269,6 @@ pub async fn live(plan: ClientPlan, desk: Desk) {
                 Over::Outcome(outcome) => outcome,
             }
         }
-    };
-    let mut facts = desk.world.facts();
-    facts.note(who, "outcome", outcome, [0, 0]);
-    if let Some(client) = facts.clients.get_mut(&plan.id) {
-        client.stage = Stage::Done(outcome);
     }
 }
 
@@ -317,7 +404,36 @@ impl Source {
     }
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    pub(super) const fn new(plan: &'a ClientPlan) -> Self {
+        Self { plan, text: Vec::new(), pieces: 0, call: None }
+    }
+
+    /// I6, EXE-5: only this client's output, of one call, in order and whole.
+    pub(super) fn text(&mut self, text: &[u8]) -> Result<(), &'static str> {
+        self.text.extend_from_slice(text);
+        while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.text.drain(..=end).collect();
+            let line = std::str::from_utf8(&line).map_err(|_| "I6: garbled output")?;
+            let mut words = line.split(' ').map(str::parse::<u64>);
+            let mut number = || words.next().and_then(Result::ok).ok_or("I6: garbled output");
+            let (client, call, piece) = (number()?, number()?, number()?);
+            if client != u64::from(self.plan.id) {
+                return Err("I6: another client's output");
+            }
+            if *self.call.get_or_insert(call) != call {
+                return Err("I6: output of two calls");
+            }
+            if piece != self.pieces {
+                return Err("I3: a piece is missing, or comes twice");
+            }
+            self.pieces += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Raw<'_> {
     fn admitted(&self, admitted: &Admitted) {
         let Self { plan, desk, .. } = self;
         let mut facts = desk.world.facts();
@@ -341,61 +457,19 @@ impl Reader<'_> {
         if let Some((avoided, true)) = &plan.avoid
             && plan.direct.is_none()
             && *avoided == *admitted.provider.as_str()
-            && let Some(other) = self.other_than(&facts, avoided)
+            && let Some(other) = desk.other_than(&facts, &plan.model, plan.wire == Some(WireKind::Tunnel), avoided)
         {
             facts
                 .broken
                 .push(format!("I12: client {} got the provider that it avoids, and {other} was there", plan.id));
         }
-        if let Some(better) = self.better_than(&facts) {
+        if plan.direct.is_none()
+            && plan.avoid.is_none()
+            && let Some(better) = desk.better_than(&facts, &plan.model, plan.wire == Some(WireKind::Tunnel), self.node)
+        {
             let problem = format!("FEN-7: client {} was sent to a suspect, and n{better} was none", plan.id);
             facts.broken.push(problem);
         }
-    }
-
-    /// A provider that is eligible, beside one that is avoided. Only what has stood for a while counts.
-    fn other_than(&self, facts: &Facts, avoided: &str) -> Option<String> {
-        let Self { plan, desk, .. } = self;
-        if facts.reconfigured {
-            return None;
-        }
-        let snapshot = desk.edge.snapshot();
-        let stands = |home: &&Home| {
-            let known = facts.nodes.get(&home.node).copied().unwrap_or_default();
-            let id = format!("n{}", home.node);
-            let shown = snapshot.nodes.iter().find(|shown| *shown.node.as_str() == *id);
-            known.ready.is_some_and(|since| since < facts.now)
-                && shown.is_some_and(|shown| shown.connected && !shown.draining)
-        };
-        let others = desk.homes.iter().filter(|home| home.provider != avoided && home.models.contains(&plan.model));
-        let mut fitting = others.filter(|home| plan.wire != Some(WireKind::Tunnel) || home.tunnels);
-        fitting.find(stands).map(|home| home.provider.clone())
-    }
-
-    /// A Node that the Edge should have preferred to the suspect that it took. Only what has stood for a while counts.
-    fn better_than(&self, facts: &Facts) -> Option<usize> {
-        let Self { plan, desk, node, .. } = self;
-        if facts.reconfigured || plan.direct.is_some() || plan.avoid.is_some() {
-            return None;
-        }
-        let of_long_standing = |since: Option<u64>| since.is_some_and(|since| since < facts.now);
-        if !of_long_standing(facts.nodes.get(node)?.suspect) {
-            return None;
-        }
-        let others = desk.homes.iter().filter(|home| home.models.contains(&plan.model));
-        let mut fitting = others.filter(|home| plan.wire != Some(WireKind::Tunnel) || home.tunnels);
-        let better = fitting.find(|home| {
-            let known = facts.nodes.get(&home.node).copied().unwrap_or_default();
-            of_long_standing(known.ready) && known.suspect.is_none() && !known.held
-        })?;
-        // Neither has changed in this window.
-        let snapshot = desk.edge.snapshot();
-        let is = |node: usize, suspect: bool| {
-            let id = format!("n{node}");
-            let shown = snapshot.nodes.iter().find(|shown| *shown.node.as_str() == *id);
-            shown.is_some_and(|shown| shown.connected && !shown.draining && shown.suspect == suspect)
-        };
-        (is(*node, true) && is(better.node, false)).then_some(better.node)
     }
 
     async fn read(&mut self, output: Output, start: Instant) -> Over {
@@ -438,7 +512,7 @@ impl Reader<'_> {
                     return self.broken("EDG-3: a cancelled run goes on");
                 }
                 Item::Text(text) => {
-                    if let Err(rule) = self.text(&text) {
+                    if let Err(rule) = self.output.text(&text) {
                         return self.broken(rule);
                     }
                 }
@@ -461,29 +535,6 @@ impl Reader<'_> {
         Over::Outcome("broken")
     }
 
-    /// I6, EXE-5: only this client's output, of one call, in order and whole.
-    fn text(&mut self, text: &[u8]) -> Result<(), &'static str> {
-        self.text.extend_from_slice(text);
-        while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.text.drain(..=end).collect();
-            let line = std::str::from_utf8(&line).map_err(|_| "I6: garbled output")?;
-            let mut words = line.split(' ').map(str::parse::<u64>);
-            let mut number = || words.next().and_then(Result::ok).ok_or("I6: garbled output");
-            let (client, call, piece) = (number()?, number()?, number()?);
-            if client != u64::from(self.plan.id) {
-                return Err("I6: another client's output");
-            }
-            if *self.call.get_or_insert(call) != call {
-                return Err("I6: output of two calls");
-            }
-            if piece != self.pieces {
-                return Err("I3: a piece is missing, or comes twice");
-            }
-            self.pieces += 1;
-        }
-        Ok(())
-    }
-
     fn end(&self, terminal: &Terminal) -> Over {
         let Self { plan, desk, .. } = self;
         let mut facts = desk.world.facts();
@@ -492,7 +543,8 @@ impl Reader<'_> {
         let ending = plan.work.ending;
         let (name, may) = match terminal {
             Terminal::Whole => {
-                let all = ending == Ending::Whole && self.pieces == plan.work.pieces && self.text.is_empty();
+                let whole = self.output.pieces == plan.work.pieces && self.output.text.is_empty();
+                let all = ending == Ending::Whole && whole;
                 ("whole", all && !self.cancelled)
             }
             Terminal::Cancelled(reason) => (
@@ -511,8 +563,9 @@ impl Reader<'_> {
             Terminal::Failed(code) => (
                 code.as_str(),
                 match code {
-                    FailureCode::ProviderUnreachable => ending == Ending::Broken,
-                    FailureCode::ProviderRejected => matches!(ending, Ending::Busy | Ending::Refused),
+                    FailureCode::ProviderUnreachable => matches!(ending, Ending::Broken | Ending::Unreachable),
+                    FailureCode::ProviderRejected => matches!(ending, Ending::Busy | Ending::Refused | Ending::Down),
+                    FailureCode::ResponseStalled => facts.stalls.contains_key(&self.run),
                     FailureCode::Internal => ending == Ending::Panic,
                     FailureCode::DeadlineExceeded => plan.deadline.is_some(),
                     FailureCode::Disconnected => {
@@ -522,19 +575,18 @@ impl Reader<'_> {
                     FailureCode::Draining => facts.drained,
                     FailureCode::NodeSuspect | FailureCode::DispatchUnacknowledged => !plan.calm,
                     FailureCode::UnknownAdapter => facts.reconfigured,
-                    FailureCode::Busy
-                    | FailureCode::CredentialRejected
+                    FailureCode::Busy => facts.configured_since(self.admitted_at),
+                    FailureCode::CredentialRejected
                     | FailureCode::InvalidRequest
                     | FailureCode::ProviderEndedWithoutTerminal
                     | FailureCode::ProviderProtocol
-                    | FailureCode::ResponseStalled
                     | FailureCode::UnknownTarget
                     | FailureCode::Unsupported => false,
                 },
             ),
         };
         if !may {
-            let Self { pieces, .. } = self;
+            let pieces = self.output.pieces;
             facts.broken.push(format!(
                 "client {} ended as {name} after {age} ms and {pieces} pieces, without a reason: {plan:?}",
                 plan.id

@@ -21,6 +21,7 @@ use iop_wire::{RunNumber, Sequenced, ToEdge, ToNode};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use crate::sim::health::Told as Evidence;
 use crate::sim::history::Who;
 use crate::sim::rng::Rng;
 use crate::sim::world::World;
@@ -358,6 +359,7 @@ struct ConnState {
     /// A message was lost, repeated or damaged: somebody will notice.
     damaged: bool,
     open: BTreeMap<RunNumber, (RunId, String)>,
+    evidence: Evidence,
 }
 
 impl fmt::Debug for Conn {
@@ -384,6 +386,7 @@ impl Conn {
                     ToNode::Run(request) => self.dispatched(&request.head),
                     ToNode::Tunnel(request) => self.dispatched(&request.head),
                     ToNode::ReadyResponse(response) if response.ready => self.state().ready = true,
+                    ToNode::Command(request) => self.state().evidence.asked(request, now),
                     _ => {}
                 }
                 self.note_damage(fault);
@@ -410,7 +413,19 @@ impl Conn {
 
     fn dispatched(&self, head: &iop_wire::DispatchHead) {
         let provider = head.provider_id.to_string();
-        self.state().open.insert(head.run, (head.run_id, provider));
+        let mut state = self.state();
+        state.open.insert(head.run, (head.run_id, provider));
+        state.evidence.dispatched(head);
+    }
+
+    /// The Edge takes a message.
+    fn edge_takes(&self, message: &ToEdge, world: &World) {
+        self.state().evidence.read(message, &mut world.facts());
+    }
+
+    /// Whether the Edge must have lowered a provider behind it, by what it was told; `is` = what it says.
+    pub fn must_be_lowered(&self, provider: &str, is: bool) -> bool {
+        self.state().evidence.must_be_lowered(provider, is)
     }
 
     /// Hands over what has arrived on both sides.
@@ -431,6 +446,11 @@ impl Conn {
         let stuck = self.state().stuck;
         let up = self.up.next_due().filter(|_| !path.up_blocked && !stuck.0);
         up.into_iter().chain(self.down.next_due().filter(|_| !path.down_blocked && !stuck.1)).min()
+    }
+
+    /// Whether the Edge was told something that lets it move a provider behind it.
+    pub fn may_have_moved(&self, provider: &str, lowered: bool) -> bool {
+        self.state().evidence.may_have_moved(provider, lowered)
     }
 
     /// Nothing arrives on it any more, and nobody is told: somebody on the way has forgotten it.
@@ -550,10 +570,14 @@ fn up_name(message: &ToEdge) -> &'static str {
     }
 }
 
+/// Who is told of a message when it is taken.
+type Teller<I> = Box<dyn Fn(&I) + Send>;
+
 /// One side of a connection. Dropping it closes both directions.
 struct Ends<I, O> {
     receive: Arc<Pipe<I>>,
     send: Arc<Pipe<O>>,
+    teller: Option<Teller<I>>,
 }
 
 impl<I, O> Drop for Ends<I, O> {
@@ -593,6 +617,10 @@ impl<I, O> Stream for Received<I, O> {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut inside = self.0.receive.lock();
         if let Some(item) = inside.arrived.pop_front() {
+            drop(inside);
+            if let (Some(teller), Ok(message)) = (&self.0.teller, &item) {
+                teller(&message.message);
+            }
             return Poll::Ready(Some(item));
         }
         if inside.ended {
@@ -661,17 +689,20 @@ impl Net {
         change(&mut self.lock().paths[node]);
     }
 
-    fn dial(&self, node: usize, process: u64) -> Result<NodeLink, ConnectError> {
+    fn dial(&self, node: usize, process: u64, world: &Arc<World>) -> Result<NodeLink, ConnectError> {
         let mut state = self.lock();
         let refused = || ConnectError::Retryable("nobody listens".into());
         let edge = state.edge.clone().ok_or_else(refused)?;
         state.last += 1;
         let (up, down) = (Pipe::new(), Pipe::new());
-        let ends = Ends { receive: Arc::clone(&up), send: Arc::clone(&down) };
+        let link = SimLink(Ends { receive: Arc::clone(&down), send: Arc::clone(&up), teller: None });
+        let ends = (Arc::clone(&up), Arc::clone(&down));
+        let conn = Arc::new(Conn { id: state.last, node, process, up, down, state: Mutex::default() });
+        let (of_edge, world) = (Arc::clone(&conn), Arc::clone(world));
+        let teller: Teller<ToEdge> = Box::new(move |message| of_edge.edge_takes(message, &world));
+        let ends = Ends { receive: ends.0, send: ends.1, teller: Some(teller) };
         edge.send(Box::new(SimLink(ends))).map_err(|_| refused())?;
-        let (id, state_of) = (state.last, Mutex::default());
-        let link = SimLink(Ends { receive: Arc::clone(&down), send: Arc::clone(&up) });
-        state.conns.push(Arc::new(Conn { id, node, process, up, down, state: state_of }));
+        state.conns.push(conn);
         Ok(Box::new(link))
     }
 }
@@ -697,7 +728,7 @@ impl Connector for Dialler {
         if path.up_blocked || path.down_blocked {
             std::future::pending::<()>().await;
         }
-        let link = self.net.dial(node, process);
+        let link = self.net.dial(node, process, &self.world);
         let what = if link.is_ok() { "dialled" } else { "dial refused" };
         self.world.note(Who::Node(node, process), what, "", [0, 0]);
         link

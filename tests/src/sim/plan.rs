@@ -4,16 +4,19 @@
 use std::time::Duration;
 
 use iop_edge_core::api::WireKind;
-use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults, Strategy};
+use iop_edge_core::catalog::{
+    Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults, RetryOn, Strategy,
+};
 use iop_edge_core::token::Token;
-use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, Target};
+use iop_execution::{AdapterKey, Health, ModelName, NodeId, ProviderId, Target};
 use iop_node_core::CUSTOM_KIND;
 use iop_wire::{ProviderConfig, WireMode};
 
 use crate::sim::client::ClientPlan;
 use crate::sim::net::{Damage, Path};
-use crate::sim::provider::{Ending, Work};
+use crate::sim::provider::{Ending, Form, Work};
 use crate::sim::rng::Rng;
+use crate::sim::world::Answer;
 
 /// When clients come where nothing goes wrong, in milliseconds.
 const CALM_START: u64 = 5_000;
@@ -35,6 +38,14 @@ pub struct ProviderPlan {
     pub run_only: bool,
     /// How long a cancelled call may go on.
     pub close_grace: u64,
+    /// How long it may make no progress; 0 = for longer than a seed lasts.
+    pub stall: u64,
+    /// The same before its first progress; 0 = no longer.
+    pub first_response: u64,
+    /// How long a probe may take; 0 = the default.
+    pub probe_timeout: u64,
+    /// What its backend says of itself.
+    pub answer: Answer,
     /// It may be used.
     pub enabled: bool,
 }
@@ -56,6 +67,8 @@ pub struct ModelPlan {
     pub strategy: Option<Strategy>,
     /// How long a request waits for a provider that is away.
     pub absence: u64,
+    /// Which failures an OpenAI request is sent again for.
+    pub retry_on: Option<RetryOn>,
 }
 
 /// One Node.
@@ -113,6 +126,12 @@ pub enum Trouble {
     Cancel,
     /// The config changes.
     Configure,
+    /// A provider's backend stands still, and says so or not.
+    Ill { provider: usize, answer: Answer },
+    /// It says something else of itself.
+    Says { provider: usize, answer: Answer },
+    /// It goes on.
+    Well { provider: usize },
 }
 
 /// One seed, whole.
@@ -287,6 +306,8 @@ impl Plan {
             pace: rng.pick(&[0, 0, 20, 100, 400]),
             ending,
             deaf: if swarm.deaf { rng.pick(&[0, 10, 800, 3_000, 20_000]) } else { 0 },
+            bad: usize::MAX,
+            form: Form::Raw,
         };
         let wires = [None, None, Some(WireKind::Run), Some(WireKind::Tunnel)];
         let deadline = if swarm.deadline { rng.maybe(400, |rng| rng.range(1..=12_000)) } else { None };
@@ -302,6 +323,7 @@ impl Plan {
         ClientPlan {
             id,
             model: model.name.clone(),
+            http: None,
             wire: rng.pick(&wires),
             priority: rng.pick(&[0, 0, 0, 1, -1, 5]),
             principal: rng.maybe(700, |rng| rng.pick(&["a", "b", "c"]).to_owned()),
@@ -340,8 +362,8 @@ impl Plan {
         self.revision += 1;
         for number in 0..self.models.len() {
             if rng.permille(500) {
-                let name = self.models[number].name.clone();
-                self.models[number] = model(rng, &name, self.providers.len());
+                let (name, retry_on) = (self.models[number].name.clone(), self.models[number].retry_on);
+                self.models[number] = ModelPlan { retry_on, ..model(rng, &name, self.providers.len()) };
             }
         }
         for provider in &mut self.providers {
@@ -471,6 +493,7 @@ impl Plan {
             group.long_context_threshold = model.threshold;
             group.strategy = model.strategy;
             group.absence_grace = Duration::from_millis(model.absence);
+            group.retry_on = model.retry_on;
             catalog = catalog.model(group);
         }
         catalog.build().unwrap()
@@ -484,6 +507,9 @@ impl ProviderPlan {
         config.capacity = self.capacity;
         config.long_capacity = self.long_capacity;
         config.close_grace_ms = self.close_grace;
+        config.response_stall_timeout_ms = self.stall;
+        config.first_response_timeout_ms = self.first_response;
+        config.probe_timeout_ms = self.probe_timeout;
         config.wire = if self.run_only { WireMode::Run } else { WireMode::Auto };
         let mut entry = ProviderEntry::new(config);
         entry.enabled = self.enabled;
@@ -528,6 +554,10 @@ fn provider(rng: &mut Rng, node: usize, number: usize, swarm: &Swarm) -> Provide
         tunnels: rng.permille(600),
         run_only: rng.permille(200),
         close_grace: if swarm.deaf { rng.pick(&[0, 1_000, 20_000]) } else { 0 },
+        stall: 0,
+        first_response: 0,
+        probe_timeout: 0,
+        answer: Answer::Is(Health::Available, 0),
         enabled: true,
     }
 }
@@ -544,5 +574,6 @@ fn model(rng: &mut Rng, name: &str, providers: usize) -> ModelPlan {
         threshold: rng.maybe(300, |_| 1_000),
         strategy: rng.maybe(600, |rng| rng.pick(Strategy::ALL)),
         absence: rng.pick(&[0, 0, 3_000]),
+        retry_on: None,
     }
 }

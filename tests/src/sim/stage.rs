@@ -12,7 +12,7 @@ use iop_edge_core::api::{CancelRun, WireKind};
 use iop_edge_core::events::{Notice, RunNotice, Subscription};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_edge_core::{Edge, EdgeNodeEvent};
-use iop_execution::{Entropy, NodeId, ProviderId, Redacted, RunId};
+use iop_execution::{Entropy, Health, NodeId, ProviderId, Redacted, RunId};
 use iop_node_core::{Node, NodeError, ReconnectPolicy};
 use iop_wire::CloseCode;
 use tokio::task::JoinSet;
@@ -23,12 +23,14 @@ use crate::sim::check;
 use crate::sim::client::{self, ClientPlan, Desk, Home};
 use crate::sim::history::Who;
 use crate::sim::host::Host;
+use crate::sim::ills;
 use crate::sim::net::{Damage, Dialler, Net};
+use crate::sim::openai::HttpPlan;
 use crate::sim::plan::{ModelPlan, Plan, ProviderPlan, Trouble};
-use crate::sim::provider::{Ending, SimProvider, Work};
+use crate::sim::provider::{Ending, Form, SimProvider, Work};
 use crate::sim::rng::Rng;
 use crate::sim::seeds;
-use crate::sim::world::{self, World};
+use crate::sim::world::{self, Answer, Condition, World};
 
 /// Longest window while nothing happens, in milliseconds.
 const LONGEST_WINDOW: u64 = 500;
@@ -36,6 +38,11 @@ const LONGEST_WINDOW: u64 = 500;
 const PATIENCE: u32 = 4;
 /// Time in which everything must be at rest after the last trouble, in milliseconds.
 const REST: u64 = 400_000;
+/// Time in which a provider must be asked and raised once its backend is well again: the longest wait between questions, an
+/// older question that is given up first, and some for the way (HLT-6).
+const RAISE: u64 = 90_000;
+/// What is drawn for illness and OpenAI clients comes from numbers of its own, so that all else stays as it was.
+const MORE: u64 = 0x5eed_0000_1111;
 /// Time that closed connections may linger.
 const LINGER: u64 = 5_000;
 /// Numbers of the clients that ask at the end.
@@ -113,7 +120,8 @@ pub(super) struct Stage {
 impl Stage {
     fn new(seed: u64, print: bool) -> Self {
         let mut rng = Rng::new(seed);
-        let plan = Plan::draw(&mut rng);
+        let mut plan = Plan::draw(&mut rng);
+        ills::extend(&mut plan, &mut Rng::new(seed ^ MORE));
         let tokens = plan.nodes.iter().map(|_| Token::generate(TokenKind::Node).unwrap()).collect();
         let net = Net::new(plan.nodes.iter().map(|node| node.path).collect());
         let mut stage = Self {
@@ -130,6 +138,10 @@ impl Stage {
             next_client: 0,
             next_trouble: 0,
         };
+        for (index, provider) in stage.plan.providers.iter().enumerate() {
+            let condition = Condition { ill: false, answer: provider.answer };
+            stage.world.facts().conditions.insert(index, condition);
+        }
         stage.start_edge();
         for node in 0..stage.plan.nodes.len() {
             stage.start_node(node);
@@ -152,6 +164,7 @@ impl Stage {
     }
 
     fn start_edge(&mut self) {
+        self.note_config();
         let host = Host::new(self.plan.drift);
         let mut accept = self.net.listen();
         let builder = Edge::builder(self.plan.catalog(&self.tokens));
@@ -304,6 +317,7 @@ impl Stage {
                     let node = index(node.as_str());
                     facts.note(Who::Edge, "trusted", "", [node as u64, 0]);
                     facts.nodes.entry(node).or_default().suspect = None;
+                    facts.suspected.insert(node, self.now);
                 }
                 EdgeNodeEvent::InService { node, on } => {
                     let node = index(node.as_str());
@@ -321,7 +335,11 @@ impl Stage {
                     facts.note(Who::Edge, "disconnected", code.as_str(), [node as u64, 0]);
                     facts.fenced.entry(node).or_default().push(self.now);
                     let known = facts.nodes.entry(node).or_default();
+                    let suspect = known.suspect.is_some();
                     (known.ready, known.suspect) = (None, None);
+                    if suspect {
+                        facts.suspected.insert(node, self.now);
+                    }
                     for conn in self.net.conns().iter().filter(|conn| conn.node == node) {
                         conn.fence();
                     }
@@ -435,6 +453,15 @@ impl Stage {
                 }
             }
             Trouble::Duplicate { node } => self.start_node(node),
+            Trouble::Ill { provider, answer } => self.condition(provider, Condition { ill: true, answer }),
+            Trouble::Says { provider, answer } => {
+                let ill = self.world.facts().condition(provider).ill;
+                self.condition(provider, Condition { ill, answer });
+            }
+            Trouble::Well { provider } => {
+                let answer = self.plan.providers[provider].answer;
+                self.condition(provider, Condition { ill: false, answer });
+            }
             Trouble::StopEdge { .. }
             | Trouble::Hold { .. }
             | Trouble::Release { .. }
@@ -449,6 +476,13 @@ impl Stage {
                 self.edge.iter_mut().for_each(|edge| edge.host.resume());
             }
         }
+    }
+
+    /// A provider's backend gets ill, well, or another opinion of itself.
+    fn condition(&self, provider: usize, condition: Condition) {
+        let mut facts = self.world.facts();
+        facts.note(Who::World, if condition.ill { "ill" } else { "well" }, "", [provider as u64, 0]);
+        facts.conditions.insert(provider, condition);
     }
 
     /// Every change of the engine that an operator can make.
@@ -487,11 +521,21 @@ impl Stage {
 
     fn operate_config(&self) {
         let Some(edge) = &self.edge else { return };
-        self.world.facts().reconfigured = true;
+        {
+            let mut facts = self.world.facts();
+            (facts.reconfigured, facts.configured_at) = (true, Some(self.now));
+        }
         let catalog = self.plan.catalog(&self.tokens);
         let applied = edge.host.inside(|| edge.edge.apply_config(catalog));
+        self.note_config();
         let how = if applied.is_ok() { "applied" } else { "refused" };
         self.world.note(Who::World, "config", how, [self.plan.revision, 0]);
+    }
+
+    /// What is in force at the Edge from now on.
+    fn note_config(&self) {
+        let timeouts = self.plan.models.iter().map(|model| (model.name.clone(), model.queue_timeout)).collect();
+        self.world.facts().queue_timeouts = timeouts;
     }
 
     fn crash_node(&mut self, node: usize, mute: bool) {
@@ -522,6 +566,7 @@ impl Stage {
         }
         facts.disconnects.clear();
         facts.nodes.clear();
+        facts.lowered.clear();
         for conn in self.net.conns() {
             conn.fence();
         }
@@ -556,6 +601,9 @@ impl Stage {
     fn put_right(&mut self) {
         self.world.note(Who::World, "puts right", "", [0, 0]);
         self.next_trouble = self.plan.troubles.len();
+        for provider in 0..self.plan.providers.len() {
+            self.condition(provider, Condition { ill: false, answer: Answer::Is(Health::Available, 0) });
+        }
         if self.edge.is_none() {
             self.trouble(Trouble::RestartEdge);
         }
@@ -590,10 +638,18 @@ impl Stage {
             }
             self.step()?;
             let Err(what) = check::is_at_rest(self) else { return Ok(()) };
-            if self.now > limit {
+            let lowered = self.now > limit - REST + RAISE && self.is_any_lowered();
+            if self.now > limit || lowered {
                 return Err(format!("not at rest {when}: {what}"));
             }
         }
+    }
+
+    fn is_any_lowered(&self) -> bool {
+        self.edge.as_ref().is_some_and(|edge| {
+            let snapshot = edge.host.inside(|| edge.edge.snapshot());
+            snapshot.nodes.iter().flat_map(|node| &node.providers).any(check::is_lowered)
+        })
     }
 
     /// Every place of every model's providers serves again (FEN-5).
@@ -633,10 +689,25 @@ fn heard(runs: &mut BTreeMap<[u8; 16], (u64, bool)>, run_id: RunId, seq: u64) ->
 }
 
 fn probe(id: u32, model: &str) -> ClientPlan {
-    let work = Work { client: id, pieces: 2, size: 20, first: 500, pace: 10, ending: Ending::Whole, deaf: 0 };
+    let http = match id % 3 {
+        0 => None,
+        kind => Some(HttpPlan { stream: kind == 1, extra: 0, keepalive: 0 }),
+    };
+    let work = Work {
+        client: id,
+        pieces: 2,
+        size: 20,
+        first: 500,
+        pace: 10,
+        ending: Ending::Whole,
+        deaf: 0,
+        bad: 0,
+        form: http.map_or(Form::Raw, HttpPlan::form),
+    };
     ClientPlan {
         id,
         model: model.to_owned(),
+        http,
         direct: None,
         wire: None::<WireKind>,
         priority: 0,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use iop_execution::RunId;
+use iop_execution::{Health, RunId};
 
 use crate::sim::history::{History, Who};
 
@@ -44,12 +44,110 @@ pub struct Facts {
     pub drained: bool,
     /// The config changed, ever.
     pub reconfigured: bool,
+    /// When it did so last.
+    pub configured_at: Option<u64>,
     /// Runs were cancelled by id from elsewhere, ever.
     pub cancelled: bool,
     /// The Edge was asked to end.
     pub edge_stopping: bool,
     /// Since when each Node has been ready, while it is, and since when suspected.
     pub nodes: BTreeMap<usize, NodeFacts>,
+    /// When each Node was a suspect last, up to now.
+    pub suspected: BTreeMap<usize, u64>,
+    /// How each provider's backend is.
+    pub conditions: BTreeMap<usize, Condition>,
+    /// Stalls that the Edge has read, by run.
+    pub stalls: BTreeMap<[u8; 16], Stall>,
+    /// When the Edge last read evidence about a provider.
+    pub moved: BTreeMap<String, u64>,
+    /// Providers that evidence has lowered, at the last look.
+    pub lowered: BTreeMap<String, u64>,
+    /// What OpenAI clients' requests have gone through.
+    pub askings: BTreeMap<u32, Asking>,
+    /// When each client came, on the Edge's clock.
+    pub starts: BTreeMap<u32, u64>,
+    /// How long requests for each model wait, by the present config.
+    pub queue_timeouts: BTreeMap<String, u64>,
+}
+
+/// What a provider's backend says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// This, after so many milliseconds.
+    Is(Health, u64),
+    /// Nothing.
+    Never,
+    /// The adapter panics.
+    Panics,
+}
+
+/// How a provider's backend is.
+#[derive(Debug, Clone, Copy)]
+pub struct Condition {
+    /// It makes no progress, and refuses nobody.
+    pub ill: bool,
+    /// What it says of itself.
+    pub answer: Answer,
+}
+
+/// A stall, as its terminal told the Edge.
+#[derive(Debug, Clone, Copy)]
+pub struct Stall {
+    /// The call was seen to end.
+    pub confirmed: bool,
+    /// What was found.
+    pub health: Health,
+}
+
+/// What one request of an OpenAI client has gone through.
+#[derive(Debug, Clone, Default)]
+pub struct Asking {
+    /// Attempts that it may have after the first one.
+    pub budget: u32,
+    /// How often the engine was asked to admit it.
+    pub submits: u32,
+    /// How long the last of these could wait.
+    pub queue_timeout: u64,
+    /// Attempts that were admitted.
+    pub attempts: Vec<Attempt>,
+    /// The provider that stalled last, by the Node's own word, and whether it may be taken where there is no other.
+    pub avoid: Option<(String, bool)>,
+    /// Nobody can say whether the Edge took that word before something else ended the attempt.
+    pub unsure: bool,
+    /// Calls of providers, in order.
+    pub calls: Vec<u64>,
+    /// Hashes of the body that providers were sent, by run and by tunnel.
+    pub bodies: [Option<u64>; 2],
+    /// Its client has content.
+    pub given: bool,
+    /// How it ended, as its records say; one is right.
+    pub records: Vec<Record>,
+}
+
+/// One attempt.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// Its run.
+    pub run: [u8; 16],
+    /// At which provider.
+    pub provider: String,
+    /// On which Node.
+    pub node: usize,
+    /// When it was asked for.
+    pub at: u64,
+    /// When it had its place.
+    pub admitted: u64,
+}
+
+/// What a request's record says.
+#[derive(Debug, Clone, Copy)]
+pub struct Record {
+    /// The outcome.
+    pub outcome: &'static str,
+    /// The error.
+    pub code: Option<&'static str>,
+    /// Dispatched attempts.
+    pub attempts: u32,
 }
 
 /// What the Edge said of a Node.
@@ -72,6 +170,10 @@ pub struct Call {
     pub provider: usize,
     /// For which run.
     pub run_id: RunId,
+    /// For which client.
+    pub client: u32,
+    /// Since when.
+    pub since: u64,
 }
 
 /// What a client wants of the Edge.
@@ -130,9 +232,18 @@ impl World {
             quarantined: 0,
             drained: false,
             reconfigured: false,
+            configured_at: None,
             cancelled: false,
             edge_stopping: false,
             nodes: BTreeMap::new(),
+            suspected: BTreeMap::new(),
+            conditions: BTreeMap::new(),
+            stalls: BTreeMap::new(),
+            moved: BTreeMap::new(),
+            lowered: BTreeMap::new(),
+            askings: BTreeMap::new(),
+            starts: BTreeMap::new(),
+            queue_timeouts: BTreeMap::new(),
         }))
     }
 
@@ -164,5 +275,25 @@ impl Facts {
     #[must_use]
     pub fn fenced_since(&self, node: usize, at: u64) -> bool {
         self.fenced.get(&node).is_some_and(|times| times.iter().any(|time| *time >= at))
+    }
+
+    /// True if this Node was a suspect at some time since then.
+    #[must_use]
+    pub fn suspect_since(&self, node: usize, at: u64) -> bool {
+        let is = self.nodes.get(&node).is_some_and(|node| node.suspect.is_some());
+        is || self.suspected.get(&node).is_some_and(|last| *last >= at)
+    }
+
+    /// How a provider's backend is.
+    #[must_use]
+    pub fn condition(&self, provider: usize) -> Condition {
+        let well = Condition { ill: false, answer: Answer::Is(Health::Available, 0) };
+        self.conditions.get(&provider).copied().unwrap_or(well)
+    }
+
+    /// A config that came when a request had its place already reaches the Node first, and may leave it no place there.
+    #[must_use]
+    pub fn configured_since(&self, at: u64) -> bool {
+        self.configured_at.is_some_and(|last| last >= at)
     }
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use iop_execution::failure::{LivenessClassification, OwnershipClose, StallDetail, TimeoutSetting};
 use iop_execution::{Capabilities, ExecutionFailure, FailureCode, Health};
-use iop_wire::{CapabilitiesResult, CommandResponse, CommandResult, NodeCommand, TargetHealth};
+use iop_wire::{CapabilitiesResult, CommandResponse, CommandResult, ConfigAck, NodeCommand, TargetHealth};
 
 use super::*;
 use crate::api::CommandError;
@@ -248,6 +248,30 @@ fn s04_a_new_generation_starts_clean_and_an_old_answer_changes_nothing() {
     // The late answer to the old question comes on the new connection.
     lab.state.handle_command_response(lab.id, answer(asked[0].1, "a", "t", Health::Available, 9), lab.now);
     assert!(lab.lowered());
+}
+
+#[test]
+fn a_provider_that_a_config_takes_away_and_gives_back_is_what_it_was() {
+    // HLT-3: the generation is the same
+    let mut lab = Lab::new();
+    lab.stalls(Health::Unavailable, 3);
+    for (revision, enabled) in [(8, false), (9, true)] {
+        let mut node = node_entry("n1", &[("a", 1, 0), ("b", 2, 1)]);
+        node.providers[0].enabled = enabled;
+        let config = Catalog::builder().revision(revision).node(node).model(group("only-a", &["a"])).build().unwrap();
+        lab.state.apply_config(Arc::new(config), lab.now).unwrap();
+        let reported: &[&str] = if enabled { &["a", "b"] } else { &["b"] };
+        let providers = reported.iter().map(|id| provider_ready(id, &[])).collect();
+        let error = String::new();
+        let ack = ConfigAck { seen_revision: revision, applied_revision: revision, error, providers };
+        lab.state.handle_config_ack(lab.id, ack, lab.now);
+    }
+    assert!(lab.provider().connected && lab.lowered());
+    effects(&mut lab.state);
+    lab.state.handle_timeout(lab.now + 5 * SECOND);
+    let asked = questions(&effects(&mut lab.state));
+    lab.state.handle_command_response(lab.id, answer(asked[0].1, "a", "t", Health::Available, 2), lab.now + 5 * SECOND);
+    assert!(lab.lowered(), "that is older than what lowered it");
 }
 
 #[test]
