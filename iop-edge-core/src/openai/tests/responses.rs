@@ -440,18 +440,18 @@ async fn a_stream_that_is_cut_after_content_says_failed_once() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_after_comments_is_a_response_of_its_own() {
     // REC-8, API-6
-    let rig = Rig::with([hanging([sse()])], |mut config| {
-        config.request_deadline = None;
-        config
-    });
-    let mut request = post_to("/v1/responses", STREAMED);
-    request.headers_mut().insert("x-stainless-read-timeout", "300".parse().unwrap());
-    let (status, text) = whole(rig.send(request).await).await;
+    let (frames, reply) = stepped();
+    let rig = Rig::new([reply]);
+    frames.send(sse()).unwrap();
+    let mut response = rig.send(post_to("/v1/responses", STREAMED)).await;
+    let first = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+    assert!(first.starts_with(b": "), "{first:?}");
+    frames.send(TunnelFrame::Cancelled(iop_execution::CancelReason::EdgeDeadline)).unwrap();
+    let (status, text) = whole(response).await;
     assert_eq!(status, 200);
-    assert!(text.starts_with(": "), "{text}");
     let events = events(&text);
     assert_eq!(kinds(&events), ["created", "in_progress", "failed"]);
-    assert_eq!(events[2]["response"]["error"]["iop_code"], "client_idle_timeout");
+    assert_eq!(events[2]["response"]["error"]["iop_code"], "deadline_exceeded");
 }
 
 #[tokio::test(start_paused = true)]

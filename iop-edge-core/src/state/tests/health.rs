@@ -341,7 +341,7 @@ fn taking_a_provider_out_and_back_raises_nothing() {
         Catalog::builder().revision(revision).node(n1).model(group("only-a", &["a"])).build().unwrap()
     };
     lab.state.apply_config(Arc::new(make(8, false)), lab.now).unwrap();
-    let ack = |r: u64, ids: &[&str]| iop_wire::ConfigAck {
+    let ack = |r: u64, ids: &[&str]| ConfigAck {
         seen_revision: r,
         applied_revision: r,
         error: String::new(),
@@ -362,7 +362,7 @@ fn another_instance_starts_clean() {
     n1.providers[0].config.adapter = AdapterKey::new("a2").unwrap();
     let next = Catalog::builder().revision(8).node(n1).model(group("only-a", &["a"])).build().unwrap();
     lab.state.apply_config(Arc::new(next), lab.now).unwrap();
-    let ack = iop_wire::ConfigAck {
+    let ack = ConfigAck {
         seen_revision: 8,
         applied_revision: 8,
         error: String::new(),
