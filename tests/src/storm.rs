@@ -14,7 +14,7 @@ use crate::answer::{Outcome, read};
 use crate::machine::eventually;
 use crate::wire_client::{Connection, PATIENCE, Request};
 
-/// How long a client leaves an Edge alone that it could not connect to.
+/// How long a client leaves an Edge alone that refused it: all of them together must not flood its log while no Node is there.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A request, and the whole text of its answer.
@@ -194,8 +194,12 @@ async fn ask_on(shared: Arc<Shared>, client: usize) -> Tally {
             continue;
         };
         let answer = timeout(PATIENCE, connection.try_ask(&shot.request)).await.expect("every request ends");
-        tally.count(shot, answer.as_ref().map(read).as_ref());
+        let outcome = answer.as_ref().map(read);
+        tally.count(shot, outcome.as_ref());
         tally.slowest = tally.slowest.max(begun.elapsed());
+        if matches!(outcome, Some(Outcome::Failed { .. })) {
+            tokio::time::sleep(PAUSE).await;
+        }
     }
     tally
 }

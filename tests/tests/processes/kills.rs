@@ -44,7 +44,7 @@ async fn a_node_killed_again_and_again_under_load_costs_each_request_one_outcome
     let tally = storm.end().await;
     tally.assert_only(DIED);
     assert!(tally.errors() >= kills as u64 / 2, "kills that hit nothing prove nothing: {tally:?}");
-    assert!(tally.whole > tally.errors(), "the other Node serves: {tally:?}");
+    assert!(tally.whole >= kills as u64, "the other Node serves: {tally:?}");
     fleet.at_rest().await;
     let metrics = fleet.metrics().await;
     assert_eq!(metrics.sum("iop_requests_total", &[]), tally.total() as f64, "the Edge counts what clients saw");
