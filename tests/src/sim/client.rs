@@ -138,7 +138,8 @@ impl Desk {
         let better = fitting.find(|home| {
             let known = facts.nodes.get(&home.node).copied().unwrap_or_default();
             let usable = is_usable(&snapshot, facts, home);
-            usable && of_long_standing(known.ready) && known.suspect.is_none() && !known.held
+            let trusted = of_long_standing(known.ready) && known.suspect.is_none();
+            usable && trusted && !known.held && known.held_at < facts.now
         })?;
         // Neither has changed in this window.
         let is = |node: usize, suspect: bool| {

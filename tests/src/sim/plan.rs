@@ -168,6 +168,7 @@ pub struct Plan {
 /// Which kinds of trouble a seed has.
 #[derive(Debug, Clone, Copy)]
 struct Swarm {
+    calm: bool,
     crash: bool,
     pause: bool,
     block: bool,
@@ -200,6 +201,7 @@ impl Swarm {
     fn draw(rng: &mut Rng, calm: bool) -> Self {
         let mut trouble = |chance| rng.permille(chance) && !calm;
         let this = Self {
+            calm,
             crash: trouble(400),
             pause: trouble(400),
             block: trouble(500),
@@ -533,7 +535,8 @@ fn node(rng: &mut Rng, swarm: &Swarm) -> NodePlan {
         path: Path {
             latency: rng.pick(&[1, 5, 30, 150]),
             jitter: rng.pick(&[0, 0, 10, 200]),
-            speed: rng.pick(&[20, 200, 10_000]),
+            // On the slowest a ping waits behind a large body until its Node is a suspect: calm is what has no suspects.
+            speed: if swarm.calm { rng.pick(&[200, 200, 10_000]) } else { rng.pick(&[20, 200, 10_000]) },
             up_blocked: false,
             down_blocked: false,
             damage,

@@ -504,8 +504,14 @@ impl Stage {
                 let edge_to_stop = edge.edge.clone();
                 edge.host.spawn(async move { edge_to_stop.shutdown(Duration::from_millis(grace)).await });
             }
-            Trouble::Hold { node } => edge.host.inside(|| edge.edge.drain(&id(node))).unwrap(),
-            Trouble::Release { node } => edge.host.inside(|| edge.edge.resume(&id(node))).unwrap(),
+            Trouble::Hold { node } => {
+                self.world.facts().nodes.entry(node).or_default().held_at = self.now;
+                edge.host.inside(|| edge.edge.drain(&id(node))).unwrap();
+            }
+            Trouble::Release { node } => {
+                self.world.facts().nodes.entry(node).or_default().held_at = self.now;
+                edge.host.inside(|| edge.edge.resume(&id(node))).unwrap();
+            }
             Trouble::Cancel => {
                 let runs = edge.host.inside(|| edge.edge.runs(usize::MAX));
                 if let Some(run) = runs.get(usize::try_from(pick).unwrap_or(0) % runs.len().max(1)) {

@@ -159,6 +159,8 @@ pub struct NodeFacts {
     pub suspect: Option<u64>,
     /// Taken out of service.
     pub held: bool,
+    /// When an operator changed that last.
+    pub held_at: u64,
 }
 
 /// One provider call.
