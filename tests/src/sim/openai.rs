@@ -1,7 +1,7 @@
 //! Decides what a simulated OpenAI client asks and what it may see over all attempts of its request: one outcome, the whole
 //! content of one attempt, no replay after content, no end that looks whole and is not.
 //!
-//! [`Watched`] stands between the surface and the Edge and sees each attempt asked for and admitted, so the rules of replay
+//! `Watched` stands between the surface and the Edge and sees each attempt asked for and admitted, so the rules of replay
 //! are checked against what the world knows of the attempts before, not against what the surface says of them.
 
 use std::sync::Arc;
