@@ -91,7 +91,7 @@ pub struct Home {
     pub node: usize,
     /// It is used by tunnels.
     pub tunnels: bool,
-    /// Models that it serves.
+    /// Models that it serves, whatever the length of a prompt.
     pub models: Vec<String>,
 }
 
