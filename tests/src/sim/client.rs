@@ -104,6 +104,12 @@ impl Desk {
         self.homes.iter().find(|home| home.provider == provider).map_or(usize::MAX, |home| home.node)
     }
 
+    /// What is in the facts of a fence may be a window behind this.
+    pub(super) fn is_connected(&self, node: usize) -> bool {
+        let id = format!("n{node}");
+        self.edge.snapshot().nodes.iter().any(|shown| *shown.node.as_str() == *id && shown.connected)
+    }
+
     /// A provider of a model that is eligible, beside one that is avoided. Only what has stood for a while counts.
     pub(super) fn other_than(&self, facts: &Facts, model: &String, tunnel: bool, avoided: &str) -> Option<String> {
         if facts.reconfigured {

@@ -77,7 +77,7 @@ impl Watched {
             let stalled = asking.attempts.last().and_then(|last| Some((last, *facts.stalls.get(&last.run)?)));
             match stalled {
                 None => (asking.avoid, asking.unsure),
-                Some((last, _)) if !is_certain(&facts, last) => (None, true),
+                Some((last, _)) if !is_certain(&facts, last) || !desk.is_connected(last.node) => (None, true),
                 Some((_, stall)) if !stall.confirmed => {
                     problems.push("REC-4: a replay of a call that was not seen to end".to_owned());
                     (None, true)
