@@ -11,7 +11,7 @@ use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::{DISPATCH_ACK_TIMEOUT, MAX_LIST, MAX_TARGETS, MIN_DISPATCH_ACK_TIMEOUT};
 use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode};
 
-use crate::token::{TokenHash, TokenId};
+use crate::token::{TokenId, TokenSecrets};
 
 pub use iop_wire::limits::DEFAULT_CAPACITY;
 /// Most requests that wait for one model, by default.
@@ -31,8 +31,8 @@ pub struct NodeEntry {
     pub id: NodeId,
     /// Public part of its token; with it the record is found without comparing hashes.
     pub token_id: Option<TokenId>,
-    /// SHA-256 of the secret part of its token.
-    pub token_hash: TokenHash,
+    /// Which secrets of its token are accepted; `None` = none is, so that it can't register.
+    pub token: Option<TokenSecrets>,
     /// False: known, but it may not register.
     pub enabled: bool,
     /// Its providers.
@@ -45,10 +45,10 @@ impl NodeEntry {
     pub fn new(
         id: NodeId,
         token_id: impl Into<Option<TokenId>>,
-        token_hash: TokenHash,
+        token: impl Into<TokenSecrets>,
         providers: Vec<ProviderEntry>,
     ) -> Self {
-        Self { id, token_id: token_id.into(), token_hash, enabled: true, providers }
+        Self { id, token_id: token_id.into(), token: Some(token.into()), enabled: true, providers }
     }
 }
 

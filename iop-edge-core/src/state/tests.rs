@@ -5,6 +5,7 @@ mod health;
 mod model;
 mod places;
 mod scheduling;
+mod tokens;
 
 use iop_execution::{AdapterKey, NodeId, ProviderId, Redacted, Target};
 use iop_wire::{
