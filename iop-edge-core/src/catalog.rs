@@ -52,6 +52,14 @@ impl NodeEntry {
     }
 }
 
+impl NodeEntry {
+    /// A Node that can't register, because it has no token (any more).
+    #[must_use]
+    pub const fn without_token(id: NodeId, providers: Vec<ProviderEntry>) -> Self {
+        Self { id, token_id: None, token: None, enabled: true, providers }
+    }
+}
+
 /// One configured provider.
 #[derive(Debug, Clone)]
 #[non_exhaustive]

@@ -1,7 +1,7 @@
 //! Decides what a pair on two machines needs to start: certificates, a token, a key, and configs that fit together.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -12,6 +12,7 @@ use rustls_pki_types::ServerName;
 use crate::certs::{self, VALID_DAYS};
 use crate::config::edge::{NODES_PORT, OPENAI_PORT};
 use crate::exit::Failure;
+use crate::files::{Readers, create};
 use crate::operate::client::KEY_FILE;
 
 #[cfg(test)]
@@ -114,25 +115,16 @@ fn write_all(dir: &Path, files: &[File], force: bool) -> Result<(), Failure> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(&path, error)),
         }
-        create(&path, &file.text, file.secret).map_err(|error| failed(&path, error))?;
+        let readers = if file.secret { Readers::Owner } else { Readers::All };
+        create(&path, &file.text, readers).map_err(|error| failed(&path, error))?;
     }
     Ok(())
-}
-
-fn create(path: &Path, text: &str, secret: bool) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, if secret { 0o600 } else { 0o644 });
-    #[cfg(not(unix))]
-    let _ = secret;
-    options.open(path)?.write_all(text.as_bytes())
 }
 
 fn edge_yaml(options: &InitOptions, token: &Token, key: &Token, admin: &Token) -> String {
     let ip = if options.host.is_empty() { "127.0.0.1" } else { "0.0.0.0" };
     let provider = options.backend.as_ref().map_or_else(
-        || "- { id: demo, kind: demo }          # a model without weights; replace it by something like\n      # - { id: vllm, kind: openai_compat, base_url: \"http://127.0.0.1:8000\", capacity: 32 }".to_owned(),
+        || "- { id: demo, kind: demo }          # a model without weights; replace it by something like\n      # - { id: vllm, kind: vllm, base_url: \"http://127.0.0.1:8000\", capacity: 32 }".to_owned(),
         |url| format!("- {{ id: backend, kind: openai_compat, base_url: \"{url}\" }}"),
     );
     format!(

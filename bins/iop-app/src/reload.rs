@@ -246,7 +246,11 @@ fn log_problems(problems: &Problems) {
 fn changed_tokens(old: &[NodeRecord], new: &[NodeRecord]) -> bool {
     new.iter().any(|node| {
         let before = old.iter().find(|old| old.id == node.id);
-        before.is_some_and(|old| (&old.token_id, &old.token_hash) != (&node.token_id, &node.token_hash))
+        let token = |node: &NodeRecord| {
+            let NodeRecord { token_id, token_hash, token_expires_at, previous_token, .. } = node.clone();
+            (token_id, token_hash, token_expires_at, previous_token)
+        };
+        before.is_some_and(|old| token(old) != token(node))
     })
 }
 
@@ -265,7 +269,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         edge_id: _,
         listen: ListenConfig { openai, nodes: node_listener, admin: admin_listener },
         tls,
-        auth: AuthConfig { api_keys },
+        auth: AuthConfig { api_keys, api_keys_file: _, node_tokens_file: _ },
         admin,
         nodes,
         models,
@@ -298,7 +302,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
     let settings = changed(&[
         ("models: auto", old.models.is_auto() != models.is_auto()),
         ("nodes[].token_hash", changed_tokens(&old.nodes, nodes)),
-        ("auth.api_keys", old.auth.api_keys != *api_keys),
+        ("auth.api_keys", old.auth.api_keys != *api_keys || old.auth.is_open() != new.auth.is_open()),
         ("admin", old.admin != *admin),
         ("queue", old.queue != *queue),
         ("health", old.health != *health),

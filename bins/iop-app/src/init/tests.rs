@@ -27,7 +27,7 @@ fn what_is_written_passes_the_checks_and_fits_together() {
         let node = node.unwrap_or_else(|| panic!("{problems}"));
         assert_eq!(node.max_attempts, Some(0));
         let token = Token::parse(TokenKind::Node, node.token.expose()).unwrap();
-        assert_eq!(edge.nodes[0].token_hash, token.hash().to_string());
+        assert_eq!(edge.nodes[0].token_hash, Some(token.hash().to_string()));
         assert_eq!(edge.nodes[0].token_id.as_deref(), Some(token.id().as_str()));
         let admin = fs::read_to_string(dir.path().join("admin.key")).unwrap();
         let admin = Token::parse(TokenKind::Admin, admin.trim()).unwrap();
