@@ -9,7 +9,7 @@ use iop_execution::closed_list as closed;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, StallTimeout, Target};
 use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::{DISPATCH_ACK_TIMEOUT, MAX_LIST, MAX_TARGETS, MIN_DISPATCH_ACK_TIMEOUT};
-use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode};
+use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode, WorkloadIdentity};
 
 use crate::token::{TokenId, TokenSecrets};
 
@@ -33,6 +33,9 @@ pub struct NodeEntry {
     pub token_id: Option<TokenId>,
     /// Which secrets of its token are accepted; `None` = none is, so that it can't register.
     pub token: Option<TokenSecrets>,
+    /// Workload identities that are this Node: a peer that shows one of them proves itself by this record's token, and by no
+    /// other (REG-6). Empty: whoever shows an identity is not this Node.
+    pub identities: Vec<WorkloadIdentity>,
     /// False: known, but it may not register.
     pub enabled: bool,
     /// Its providers.
@@ -48,15 +51,21 @@ impl NodeEntry {
         token: impl Into<TokenSecrets>,
         providers: Vec<ProviderEntry>,
     ) -> Self {
-        Self { id, token_id: token_id.into(), token: Some(token.into()), enabled: true, providers }
+        let (token_id, token) = (token_id.into(), Some(token.into()));
+        Self { id, token_id, token, identities: Vec::new(), enabled: true, providers }
     }
-}
 
-impl NodeEntry {
     /// A Node that can't register, because it has no token (any more).
     #[must_use]
     pub const fn without_token(id: NodeId, providers: Vec<ProviderEntry>) -> Self {
-        Self { id, token_id: None, token: None, enabled: true, providers }
+        Self { id, token_id: None, token: None, identities: Vec::new(), enabled: true, providers }
+    }
+
+    /// With these workload identities; none without this.
+    #[must_use]
+    pub fn with_identities(mut self, identities: Vec<WorkloadIdentity>) -> Self {
+        self.identities = identities;
+        self
     }
 }
 
@@ -241,6 +250,17 @@ pub enum CatalogError {
     /// Two Nodes have one id.
     #[error("node {0} is configured twice")]
     DuplicateNode(NodeId),
+    /// Two Nodes have one workload identity.
+    #[error("node {node} has the workload identity {identity} of another node")]
+    DuplicateIdentity {
+        /// The Node.
+        node: NodeId,
+        /// The identity.
+        identity: Box<WorkloadIdentity>,
+    },
+    /// Nodes must show a workload identity, and one can't.
+    #[error("node {0} needs a workload identity, because every node must show one")]
+    NoIdentity(NodeId),
     /// Two Nodes have one token.
     #[error("node {0} has the token id of another node")]
     DuplicateToken(NodeId),
@@ -334,6 +354,7 @@ pub struct Catalog {
     suspicion_withdraw: Option<Duration>,
     dispatch_ack_timeout: Duration,
     retry_on: RetryOn,
+    identity_required: bool,
 }
 
 impl Catalog {
@@ -351,6 +372,7 @@ impl Catalog {
                 suspicion_withdraw: Some(DEFAULT_SUSPICION_WITHDRAW),
                 dispatch_ack_timeout: DISPATCH_ACK_TIMEOUT,
                 retry_on: RetryOn::default(),
+                identity_required: false,
             },
         }
     }
@@ -419,6 +441,12 @@ impl Catalog {
     #[must_use]
     pub const fn retry_on(&self) -> RetryOn {
         self.retry_on
+    }
+
+    /// A Node without a verified workload identity is refused, and one that loses it gets no more work (CRD-10).
+    #[must_use]
+    pub const fn identity_required(&self) -> bool {
+        self.identity_required
     }
 
     /// What a Node shall run: its enabled providers.
@@ -498,6 +526,13 @@ impl CatalogBuilder {
         self
     }
 
+    /// Nodes must show a workload identity that their certificate proves; off by default. Managed credentials need it
+    /// (CRD-10).
+    pub const fn require_identity(mut self, required: bool) -> Self {
+        self.catalog.identity_required = required;
+        self
+    }
+
     /// Checks everything.
     ///
     /// # Errors
@@ -510,6 +545,7 @@ impl CatalogBuilder {
             return Err(CatalogError::DispatchAckTimeout);
         }
         let providers = check_nodes(&self.catalog.nodes)?;
+        check_identities(&self.catalog)?;
         check_models(&self.catalog.models, &providers)?;
         self.catalog.nodes.iter().try_for_each(|node| check_config(&self.catalog, node))?;
         Ok(self.catalog)
@@ -543,6 +579,23 @@ fn check_nodes(nodes: &[NodeEntry]) -> Result<BTreeSet<&ProviderId>, CatalogErro
         }
     }
     Ok(providers)
+}
+
+/// An identity of two Nodes would let one prove itself by the other's token.
+fn check_identities(catalog: &Catalog) -> Result<(), CatalogError> {
+    let mut seen = BTreeSet::new();
+    for node in &catalog.nodes {
+        if catalog.identity_required && node.identities.is_empty() {
+            return Err(CatalogError::NoIdentity(node.id.clone()));
+        }
+        for identity in &node.identities {
+            if !seen.insert(identity) {
+                let identity = Box::new(identity.clone());
+                return Err(CatalogError::DuplicateIdentity { node: node.id.clone(), identity });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A config that can't be sent, or that the Node can't take, would end each of its connections (WIR-8).

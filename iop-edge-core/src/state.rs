@@ -19,6 +19,7 @@ mod fleet;
 mod groups;
 mod handshake;
 mod id;
+mod identity;
 pub(crate) mod ledger;
 mod overlay;
 mod place;
@@ -33,7 +34,7 @@ mod timers;
 mod view;
 mod wear;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,7 @@ use groups::Groups;
 pub(crate) use handshake::RETRY_CROWDED;
 pub(crate) use id::CommandId;
 pub use id::{AttemptId, ConnectionId, Generation};
+pub use identity::IDENTITY_DRAIN;
 pub use ledger::{
     AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass,
 };
@@ -161,6 +163,8 @@ pub(crate) struct EdgeState {
     clock: FairClock,
     /// Nodes that an operator took out of service.
     held: BTreeSet<NodeId>,
+    /// Connections whose identity is worth nothing any more, and when they end at the latest.
+    identity_over: BTreeMap<ConnectionId, Instant>,
     probes: Probes,
     commands: Commands,
     attempts: HashMap<AttemptId, Attempt>,
@@ -191,6 +195,7 @@ impl EdgeState {
             policy,
             clock: FairClock::default(),
             held: BTreeSet::new(),
+            identity_over: BTreeMap::new(),
             probes: Probes::default(),
             commands: Commands::default(),
             attempts: HashMap::new(),
@@ -236,7 +241,8 @@ impl EdgeState {
             | Timer::Cooling(_)
             | Timer::Command(_)
             | Timer::Question(_)
-            | Timer::Challenge(_) => false,
+            | Timer::Challenge(_)
+            | Timer::Identity(_) => false,
         }
     }
 
@@ -264,6 +270,7 @@ impl EdgeState {
             Timer::Command(id) => self.command_over(id, now),
             Timer::Question(provider) => self.ask_about(provider, now),
             Timer::Challenge(newcomer) => self.challenge_over(newcomer, at, now),
+            Timer::Identity(connection) => self.identity_drained(connection, now),
         }
     }
 
@@ -294,6 +301,8 @@ impl EdgeState {
     fn end_connection(&mut self, connection: ConnectionId, code: CloseCode, now: Instant) {
         self.timers.disarm(Timer::Handshake(connection));
         self.timers.disarm(Timer::Challenge(connection));
+        self.timers.disarm(Timer::Identity(connection));
+        self.identity_over.remove(&connection);
         self.probes.forget(connection);
         self.forget_commands(connection, now);
         let node = match self.registry.close(connection) {

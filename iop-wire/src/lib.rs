@@ -2,6 +2,7 @@
 
 pub mod convert;
 pub mod heartbeat;
+pub mod identity;
 pub mod inbox;
 pub mod limits;
 pub mod link;
@@ -13,8 +14,12 @@ pub mod sequence;
 pub mod shared;
 
 pub use heartbeat::{Heartbeat, HeartbeatAction, HeartbeatProfile};
+pub use identity::{InvalidIdentity, TrustDomain, VerifiedIdentity, WorkloadIdentity, WorkloadRole};
 pub use inbox::{CreditExceeded, ReceiveWindow};
-pub use link::{ConnectError, Connector, EdgeLink, Incoming, Link, LinkError, NodeLink, PeerIdentity};
+pub use link::{
+    ConnectError, Connector, EdgeLink, HandshakeError, HandshakeFailure, Incoming, Link, LinkError, NodeLink,
+    PeerIdentity,
+};
 pub use message::*;
 pub use outbox::{CancelOutcome, ControlOverflow, CreditOverflow, Ending, Outbox, Outgoing, Room, RunKey};
 pub use sequence::{OutOfOrder, SequenceCheck};

@@ -46,6 +46,7 @@ impl EdgeState {
                 Some(true) => {}
             }
         }
+        self.recheck_records(now);
         for connection in self.registry.ids() {
             self.push_config(connection);
         }

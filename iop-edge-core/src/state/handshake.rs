@@ -14,6 +14,7 @@ use crate::observe::{Observation, Refusal, Violation};
 use crate::state::EdgeState;
 use crate::state::effect::{EdgeNodeEvent, Effect};
 use crate::state::id::ConnectionId;
+use crate::state::identity;
 use crate::state::registry::{Challenge, Claim, Crowded, Instance, ReadyOutcome};
 use crate::state::suspicion::was_suspended;
 use crate::state::throttle::Source;
@@ -75,11 +76,10 @@ impl EdgeState {
         now: Instant,
     ) {
         self.handle_timeout(now);
-        let Ok(peer) = self.registry.registering(connection) else {
+        let Ok(peer) = self.registry.registering(connection).cloned() else {
             return self.violation(connection, Violation::State, now);
         };
-        let address = peer.address.map(|address| Source::Address(address.ip()));
-        match self.admit_node(connection, address, request, edge_time_ms, now) {
+        match self.admit_node(connection, &peer, request, edge_time_ms, now) {
             Ok(None) => {}
             Ok(Some(registered)) => self.registered(connection, edge_time_ms, registered),
             Err((node, refusal, cause)) => self.turn_away(connection, edge_time_ms, node, refusal, cause, now),
@@ -111,7 +111,7 @@ impl EdgeState {
     fn admit_node(
         &mut self,
         connection: ConnectionId,
-        address: Option<Source>,
+        peer: &PeerIdentity,
         request: &RegisterRequest,
         edge_time_ms: u64,
         now: Instant,
@@ -122,6 +122,7 @@ impl EdgeState {
         if self.shutting_down {
             return refuse(None, RefusalReason::Draining, RETRY_DRAINING);
         }
+        let address = peer.address.map(|address| Source::Address(address.ip()));
         let token = Token::parse(TokenKind::Node, request.token.expose());
         let id = token.as_ref().map(Token::id);
         let nodes = self.catalog.nodes();
@@ -137,12 +138,24 @@ impl EdgeState {
         let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| knows(node, token)));
         let entry = named.or(matching.fold(None, |_, node| Some(node)));
         let sources: Vec<Source> =
-            address.into_iter().chain(named.and(id).map(|id| Source::Token(id.clone()))).collect();
+            address.clone().into_iter().chain(named.and(id).map(|id| Source::Token(id.clone()))).collect();
         if let Some(wait) = sources.iter().filter_map(|source| self.throttle.blocked(source, now)).max() {
             // The wire has no word for it; this one makes the peer wait and come back.
             let answer = RegisterRefusal { reason: RefusalReason::Draining, retry_after: wait };
             return Err((None, answer, Refusal::RateLimited));
         }
+        // Before any secret is compared (REG-6).
+        let entry = match identity::record_of(&self.catalog, peer.identity.as_ref(), named) {
+            Ok(None) => entry,
+            // A record that a token names by its id is found by that id only.
+            Ok(Some(record)) => Some(record).filter(|record| record.token_id.is_none() || named.is_some()),
+            Err(reason) => {
+                let node = named.map(|node| node.id.clone());
+                // Not the token: whoever stole it must not lock out its owner.
+                address.into_iter().for_each(|address| self.throttle.failed(address, now));
+                return refuse(node, reason, Duration::ZERO);
+            }
+        };
         let proof = token.map_or(TokenProof::Unknown, |token| proof(entry, &token));
         let Some(entry) = entry.filter(|_| proof != TokenProof::Unknown).cloned() else {
             for source in sources {

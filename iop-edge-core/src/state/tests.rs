@@ -2,6 +2,7 @@ mod configs;
 mod duplicates;
 mod handshake;
 mod health;
+mod identities;
 mod model;
 mod places;
 mod scheduling;

@@ -28,6 +28,8 @@ pub(crate) enum Timer {
     Question(ProviderKey),
     /// A Node that another connection claims to be should have answered by now (REG-5).
     Challenge(ConnectionId),
+    /// A connection whose identity is worth nothing any more may have finished by now (CRD-10).
+    Identity(ConnectionId),
 }
 
 /// The armed timers.
