@@ -12,6 +12,7 @@ use iop_execution::Redacted;
 use crate::config::edge::edge_schema;
 use crate::config::tree::Tree;
 use crate::config::{EdgeConfig, NodeOptions, Problems};
+use crate::doctor::DoctorOptions;
 use crate::exit::{Exit, Failure};
 use crate::init::{InitOptions, init};
 use crate::issue::key::KeyCommand;
@@ -20,7 +21,7 @@ use crate::operate::{Operate, operate};
 use crate::telemetry::LogOptions;
 use crate::term::{note, say};
 use crate::up::UpOptions;
-use crate::{issue, serve_edge, serve_node, up};
+use crate::{doctor, issue, serve_edge, serve_node, up};
 
 #[cfg(test)]
 mod tests;
@@ -58,6 +59,8 @@ enum IopCommand {
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
+    /// Look for what stands in the way: name, connection, TLS, token, clock, backends; exit code 1 if something does
+    Doctor(Box<DoctorOptions>),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -167,6 +170,7 @@ pub fn iop() -> ExitCode {
         IopCommand::Check { files } => check_files(&files),
         IopCommand::Key(command) => start_log(&log, "warn").and_then(|()| block_on(issue::key::run(command))),
         IopCommand::Token(command) => start_log(&log, "warn").and_then(|()| block_on(issue::token::run(command))),
+        IopCommand::Doctor(options) => start_log(&log, "error").and_then(|()| block_on(doctor::doctor(*options))),
         IopCommand::Completions { shell, of } => {
             completions(shell, of);
             Ok(())
@@ -216,7 +220,7 @@ pub fn iop_node() -> ExitCode {
     })
 }
 
-fn with_token(options: NodeOptions) -> NodeOptions {
+pub(crate) fn with_token(options: NodeOptions) -> NodeOptions {
     let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty()).map(Redacted::new);
     NodeOptions { token, ..options }
 }
@@ -289,7 +293,7 @@ fn check_files(files: &[PathBuf]) -> Result<(), Failure> {
 }
 
 /// A Node's file says where its Edge is; an Edge's file can't.
-fn is_node_file(path: &std::path::Path) -> bool {
+pub(crate) fn is_node_file(path: &std::path::Path) -> bool {
     let Ok(text) = std::fs::read_to_string(path) else { return false };
     Tree::parse(&text, &mut Problems::default()).is_some_and(|tree| {
         ["edge", "token_file", "token", "dial_address", "reconnect"].iter().any(|key| tree.get(key).is_some())
