@@ -13,6 +13,7 @@
 mod admission;
 mod command;
 mod config;
+mod credential;
 mod effect;
 mod fair;
 mod fleet;
@@ -45,6 +46,9 @@ use crate::catalog::Catalog;
 use crate::observe::{Observation, WaitOutcome};
 pub(crate) use admission::{Admission, Ask};
 use command::Commands;
+pub use credential::REVISION_OVERLAP;
+use credential::Revisions;
+pub(crate) use credential::{Denial, LeaseOrder};
 pub use effect::EdgeNodeEvent;
 pub(crate) use effect::Effect;
 pub(crate) use effect::Grant;
@@ -163,6 +167,7 @@ pub(crate) struct EdgeState {
     held: BTreeSet<NodeId>,
     probes: Probes,
     commands: Commands,
+    revisions: Revisions,
     attempts: HashMap<AttemptId, Attempt>,
     runs: HashMap<RunId, AttemptId>,
     last_attempt: u64,
@@ -180,6 +185,7 @@ impl EdgeState {
     ) -> Self {
         let fleet = Fleet::new(&catalog);
         let groups = Groups::new(&catalog, &fleet);
+        let revisions = Revisions::new(catalog.credentials());
         Self {
             catalog,
             edge_id,
@@ -193,6 +199,7 @@ impl EdgeState {
             held: BTreeSet::new(),
             probes: Probes::default(),
             commands: Commands::default(),
+            revisions,
             attempts: HashMap::new(),
             runs: HashMap::new(),
             last_attempt: 0,
@@ -236,6 +243,7 @@ impl EdgeState {
             | Timer::Cooling(_)
             | Timer::Command(_)
             | Timer::Question(_)
+            | Timer::Revisions
             | Timer::Challenge(_) => false,
         }
     }
@@ -263,6 +271,7 @@ impl EdgeState {
             Timer::Cooling(_) => self.pump(now),
             Timer::Command(id) => self.command_over(id, now),
             Timer::Question(provider) => self.ask_about(provider, now),
+            Timer::Revisions => self.revisions_due(now),
             Timer::Challenge(newcomer) => self.challenge_over(newcomer, at, now),
         }
     }

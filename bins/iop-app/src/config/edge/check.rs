@@ -22,6 +22,7 @@ pub(super) fn cross(tree: &Tree, base: &Path, problems: &mut Problems) {
     models(tree, &providers, problems);
     keys(tree, base, problems);
     admin(tree, base, problems);
+    super::credentials::check(tree, base, problems);
     health(tree, problems);
     recovery(tree, problems);
     tls_files(tree, base, problems);
@@ -30,10 +31,10 @@ pub(super) fn cross(tree: &Tree, base: &Path, problems: &mut Problems) {
 
 /// Names that must be unique, and where each was first.
 #[derive(Default)]
-struct Unique<'a>(HashMap<&'a str, Position>);
+pub(super) struct Unique<'a>(HashMap<&'a str, Position>);
 
 impl<'a> Unique<'a> {
-    fn add(&mut self, what: &str, name: &'a str, at: Position, problems: &mut Problems) {
+    pub(super) fn add(&mut self, what: &str, name: &'a str, at: Position, problems: &mut Problems) {
         if name.len() > iop_execution::id::MAX_NAME_BYTES {
             problems.error(at, format!("{what} is longer than 256 bytes"), None);
         }
@@ -49,7 +50,11 @@ impl<'a> Unique<'a> {
         }
     }
 
-    fn names(&self) -> Vec<&'a str> {
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub(super) fn names(&self) -> Vec<&'a str> {
         let mut names: Vec<_> = self.0.keys().copied().collect();
         names.sort_unstable();
         names
