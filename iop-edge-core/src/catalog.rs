@@ -3,8 +3,10 @@
 //! A [`Catalog`] is checked once, when it is built, and never changes afterwards.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use iop_credential_lease::{BindingField, NodeName, TargetName};
 use iop_execution::closed_list as closed;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, StallTimeout, Target};
 use iop_wire::convert::WireMessage as _;
@@ -12,6 +14,18 @@ use iop_wire::limits::{DISPATCH_ACK_TIMEOUT, MAX_LIST, MAX_TARGETS, MIN_DISPATCH
 use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode, WorkloadIdentity};
 
 use crate::token::{TokenId, TokenSecrets};
+
+pub(crate) mod credentials;
+
+pub use iop_credential_lease::{
+    InvalidCredential, IssuerKey, KeyFileError, PrincipalName, ProfileName, ProviderCredential, RouteName, SlotName,
+    SlotStatus,
+};
+
+pub use credentials::{
+    CredentialError, CredentialForm, CredentialProfile, CredentialRoute, CredentialSlot, CredentialSource, Credentials,
+    Issuer, Scope, SlotSecret,
+};
 
 pub use iop_wire::limits::DEFAULT_CAPACITY;
 /// Most requests that wait for one model, by default.
@@ -331,6 +345,9 @@ pub enum CatalogError {
     /// A time for receipts that is too short to tell (WIR-14).
     #[error("dispatch_ack_timeout must be at least {} ms", MIN_DISPATCH_ACK_TIMEOUT.as_millis())]
     DispatchAckTimeout,
+    /// The credentials, or a provider that is to use them.
+    #[error(transparent)]
+    Credentials(#[from] CredentialError),
     /// A stall timeout out of range.
     #[error("provider {provider}: {source}")]
     StallTimeout {
@@ -355,6 +372,7 @@ pub struct Catalog {
     dispatch_ack_timeout: Duration,
     retry_on: RetryOn,
     identity_required: bool,
+    credentials: Arc<Credentials>,
 }
 
 impl Catalog {
@@ -373,6 +391,7 @@ impl Catalog {
                 dispatch_ack_timeout: DISPATCH_ACK_TIMEOUT,
                 retry_on: RetryOn::default(),
                 identity_required: false,
+                credentials: Arc::default(),
             },
         }
     }
@@ -447,6 +466,18 @@ impl Catalog {
     #[must_use]
     pub const fn identity_required(&self) -> bool {
         self.identity_required
+    }
+
+    /// What leases may be issued of.
+    #[must_use]
+    pub const fn credentials(&self) -> &Arc<Credentials> {
+        &self.credentials
+    }
+
+    /// True if a provider of this Node needs credential leases.
+    #[must_use]
+    pub fn is_managed(node: &NodeEntry) -> bool {
+        node.providers.iter().any(|entry| entry.enabled && entry.config.credential.is_some())
     }
 
     /// What a Node shall run: its enabled providers.
@@ -533,6 +564,12 @@ impl CatalogBuilder {
         self
     }
 
+    /// What leases may be issued of; nothing by default (CRD-11).
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.catalog.credentials = Arc::new(credentials);
+        self
+    }
+
     /// Checks everything.
     ///
     /// # Errors
@@ -547,6 +584,7 @@ impl CatalogBuilder {
         let providers = check_nodes(&self.catalog.nodes)?;
         check_identities(&self.catalog)?;
         check_models(&self.catalog.models, &providers)?;
+        check_credentials(&self.catalog)?;
         self.catalog.nodes.iter().try_for_each(|node| check_config(&self.catalog, node))?;
         Ok(self.catalog)
     }
@@ -598,6 +636,30 @@ fn check_identities(catalog: &Catalog) -> Result<(), CatalogError> {
     Ok(())
 }
 
+/// Every provider that needs leases can have them, and every name they are bound to can be bound (CRD-15).
+fn check_credentials(catalog: &Catalog) -> Result<(), CredentialError> {
+    catalog.credentials.check()?;
+    for node in &catalog.nodes {
+        for config in node.providers.iter().map(|entry| &entry.config) {
+            catalog.credentials.check_provider(config)?;
+            if config.credential.is_none() {
+                continue;
+            }
+            let unbindable = |field| Err(CredentialError::Unbindable { provider: config.provider_id.clone(), field });
+            if NodeName::new(node.id.as_str()).is_err() {
+                return unbindable(BindingField::Node);
+            }
+            let candidates = catalog.models.iter().flat_map(|model| &model.candidates);
+            let own = candidates.filter(|candidate| candidate.provider == config.provider_id);
+            let mut targets = own.map(|candidate| &candidate.target).chain(&config.targets);
+            if targets.any(|target| TargetName::new(target.as_str()).is_err()) {
+                return unbindable(BindingField::Target);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A config that can't be sent, or that the Node can't take, would end each of its connections (WIR-8).
 fn check_config(catalog: &Catalog, node: &NodeEntry) -> Result<(), CatalogError> {
     let config = catalog.node_config(node);
@@ -607,7 +669,8 @@ fn check_config(catalog: &Catalog, node: &NodeEntry) -> Result<(), CatalogError>
     if let Some(provider) = config.providers.iter().find(|provider| provider.targets.len() > MAX_TARGETS) {
         return Err(CatalogError::TooManyTargets(provider.provider_id.clone()));
     }
-    let outcome = Ok(Registered { node_id: node.id.clone(), config, trusted_lease_signers: Vec::new() });
+    let trusted_lease_signers = catalog.credentials.signers();
+    let outcome = Ok(Registered { node_id: node.id.clone(), config, trusted_lease_signers });
     let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms: u64::MAX, outcome });
     message.check().map_err(|error| CatalogError::NodeConfig { node: node.id.clone(), problem: error.problem })
 }

@@ -38,6 +38,6 @@ mod wake;
 pub use edge::{Edge, EdgeBuilder, TunnelCall};
 pub use state::{
     AtCapacity, AttemptId, CANCEL_GRACE, CapacityLease, CapacityLedger, ConnectionId, EdgeNodeEvent, FreeCandidate,
-    Generation, IDENTITY_DRAIN, LeastLoaded, Ledger, Ordered, PlaceCounters, PlaceLimits, PrefixAffinity, ReleaseCause,
-    RoundRobin, SelectionPolicy, SelectionRequest, WorkClass,
+    Generation, IDENTITY_DRAIN, LeastLoaded, Ledger, Ordered, PlaceCounters, PlaceLimits, PrefixAffinity,
+    REVISION_OVERLAP, ReleaseCause, RoundRobin, SelectionPolicy, SelectionRequest, WorkClass,
 };

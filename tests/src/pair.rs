@@ -57,6 +57,7 @@ impl PairProvider {
             terminal_linger_ms: 0,
             cancel_policy: CancelPolicy::Abort,
             auth: String::new(),
+            credential: None,
         };
         let models = models.iter().map(|&model| model.to_owned()).collect();
         Self { node: 0, config, provider, models }

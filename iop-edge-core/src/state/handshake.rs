@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use iop_credential_lease::RecipientPublicKey;
 use iop_execution::NodeId;
 use iop_wire::limits::{FEATURES, MAX_ENVELOPE, PROTO_MAX, PROTO_MIN};
 use iop_wire::{
@@ -79,6 +80,12 @@ impl EdgeState {
         let Ok(peer) = self.registry.registering(connection).cloned() else {
             return self.violation(connection, Violation::State, now);
         };
+        // Its length was checked when it was read. One that anybody could open leases of is no key (CRD-3).
+        let recipient = <[u8; 32]>::try_from(request.recipient_key.as_ref()).ok().map(RecipientPublicKey::new);
+        let Ok(recipient) = recipient.transpose() else {
+            return self.violation(connection, Violation::Malformed, now);
+        };
+        self.registry.set_recipient(connection, recipient);
         match self.admit_node(connection, &peer, request, edge_time_ms, now) {
             Ok(None) => {}
             Ok(Some(registered)) => self.registered(connection, edge_time_ms, registered),
@@ -197,7 +204,9 @@ impl EdgeState {
         let config = self.catalog.node_config(entry);
         let ready_by = self.registry.claim(connection, entry.id.clone(), config.clone(), now).ok()?;
         self.timers.arm(Timer::Handshake(connection), ready_by);
-        Some(Registered { node_id: entry.id.clone(), config, trusted_lease_signers: Vec::new() })
+        let takes_leases = self.registry.recipient(connection).is_some_and(|(recipient, _)| recipient.is_some());
+        let trusted_lease_signers = if takes_leases { self.catalog.credentials().signers() } else { Vec::new() };
+        Some(Registered { node_id: entry.id.clone(), config, trusted_lease_signers })
     }
 
     /// The Node's present connection has not answered: it is dead (REG-5).
@@ -284,6 +293,7 @@ impl EdgeState {
         if ready {
             // The config may have changed since it registered.
             self.push_config(connection);
+            self.push_credentials(connection);
         } else {
             self.violation(connection, Violation::Ready, now);
         }

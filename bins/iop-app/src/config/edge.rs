@@ -13,11 +13,14 @@ use super::tree::{MAX_CONFIG_BYTES, Tree};
 
 mod catalog;
 mod check;
+pub mod credentials;
 pub mod records;
 mod table;
 #[cfg(test)]
 mod tests;
 
+pub use credentials::CredentialsConfig;
+use credentials::ProviderCredentialRecord;
 pub use table::{EDGE, KINDS, RETRY_CAUSES, STRATEGIES};
 
 /// Port of the OpenAI listener.
@@ -41,6 +44,8 @@ pub struct EdgeConfig {
     pub auth: AuthConfig,
     /// Who may operate it; none = nobody.
     pub admin: Option<AdminConfig>,
+    /// Keys of providers that it lends to Nodes.
+    pub credentials: CredentialsConfig,
     /// Nodes.
     pub nodes: Vec<NodeRecord>,
     /// Models.
@@ -321,8 +326,10 @@ pub struct ProviderRecord {
     /// What happens to a cancelled call.
     #[serde(default)]
     pub cancel_policy: CancelPolicyConfig,
-    /// Its key.
+    /// Its key, which the Node has.
     pub auth: Option<ProviderAuth>,
+    /// Its key, which the Edge has.
+    pub credential: Option<ProviderCredentialRecord>,
     /// False: configured, and not used.
     #[serde(default = "yes")]
     pub enabled: bool,

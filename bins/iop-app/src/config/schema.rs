@@ -45,6 +45,8 @@ pub enum Kind {
     Object(&'static Object),
     /// `env:NAME` or `file:PATH`: resolved on the Node.
     Reference,
+    /// `file:PATH`, `env:NAME` or `command:PROGRAM ARGS`: resolved on the Edge.
+    Secret,
     /// Text without control characters.
     Text,
     /// A point in time, RFC 3339.
@@ -141,7 +143,7 @@ fn check_object(tree: &mut Tree, object: &'static Object, problems: &mut Problem
 
 fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut Problems) {
     let at = tree.at;
-    if !matches!(kind, Kind::Reference)
+    if !matches!(kind, Kind::Reference | Kind::Secret)
         && let Value::Text(text) = &mut tree.value
         && let Some(variable) = secret::variable(text)
     {
@@ -203,6 +205,7 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
         (Kind::Closed(list), Value::Text(text)) => list.check(text, name, at, problems),
         (Kind::Hash, Value::Text(text)) => secret::check_hash(text, name, at, problems),
         (Kind::Reference, Value::Text(text)) => secret::check_reference(text, name, at, problems),
+        (Kind::Secret, Value::Text(text)) => secret::check_secret(text, name, at, problems),
         (Kind::Text, Value::Text(text)) => check_text(text, name, at, problems),
         (Kind::Time, Value::Text(text)) => {
             if Timestamp::parse(text).is_none() {
@@ -229,6 +232,7 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
             | Kind::Closed(_)
             | Kind::Hash
             | Kind::Reference
+            | Kind::Secret
             | Kind::Text
             | Kind::Time
             | Kind::TokenId,
@@ -317,6 +321,7 @@ fn kind_schema(kind: &Kind) -> serde_json::Value {
         Kind::List(inner) => json!({"type": "array", "items": kind_schema(inner)}),
         Kind::Object(object) => object_schema(object),
         Kind::Reference => json!({"type": "string", "pattern": "^(env|file):.+$"}),
+        Kind::Secret => json!({"type": "string", "pattern": "^(env|file|command):.+$"}),
         Kind::TokenId => json!({"type": "string", "pattern": "^([0-9A-Za-z]{8}|\\$\\{.+\\})$"}),
         Kind::Text => json!({"type": "string", "minLength": 1}),
         Kind::Time => json!({"type": "string", "format": "date-time"}),

@@ -112,11 +112,11 @@ async fn the_way_of_a_node_is_looked_at_step_by_step() {
     assert_eq!(of(&host, "dns").0, Verdict::Fail);
 
     // A Node that is there keeps its place.
-    let (settings, problems) = crate::config::NodeOptions {
+    let (settings, problems) = NodeOptions {
         edge: Some(format!("https://{nodes}")),
         token_file: Some(dir.path().join("node.token")),
         ca: Some(dir.path().join("certs/ca.pem")),
-        ..crate::config::NodeOptions::default()
+        ..NodeOptions::default()
     }
     .load();
     let node = serve_node::node(&settings.unwrap_or_else(|| panic!("{problems}")), Arc::new(NoObserver)).unwrap();

@@ -23,6 +23,7 @@ fn config() -> ProviderConfig {
         terminal_linger_ms: 0,
         cancel_policy: CancelPolicy::Abort,
         auth: String::new(),
+        credential: None,
     }
 }
 

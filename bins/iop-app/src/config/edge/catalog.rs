@@ -11,8 +11,8 @@ use iop_execution::{AdapterKey, ModelName, NodeId, Principal, ProviderId, Target
 use iop_wire::{CancelPolicy, ProviderConfig, WireMode};
 
 use super::{
-    CancelPolicyConfig, KeyLimitsConfig, LoadedEdge, ModelRecord, NodeRecord, PreviousSecret, ProviderRecord,
-    QueueConfig, ResponseModelConfig, StrategyConfig, WireConfig,
+    CancelPolicyConfig, KeyLimitsConfig, LoadedEdge, ModelRecord, NodeRecord, PreviousSecret, ProviderCredentialRecord,
+    ProviderRecord, QueueConfig, ResponseModelConfig, StrategyConfig, WireConfig,
 };
 use crate::config::secret::resolve_hash;
 use crate::config::time::Timestamp;
@@ -84,6 +84,7 @@ impl ProviderRecord {
                 CancelPolicyConfig::Drain => CancelPolicy::Drain,
             },
             auth: self.auth.as_ref().map(|auth| auth.bearer.clone()).unwrap_or_default(),
+            credential: self.credential.as_ref().map(ProviderCredentialRecord::wire),
         })
     }
 }
@@ -162,6 +163,8 @@ impl LoadedEdge {
             .suspicion_withdraw((withdraw > 0).then(|| Duration::from_millis(withdraw)))
             .dispatch_ack_timeout(Duration::from_millis(health.dispatch_ack_timeout_ms))
             .retry_on(recovery.retry_on.map(|list| list.0).unwrap_or_default());
+        let credentials = self.config.credentials.credentials(self.base());
+        catalog = catalog.credentials(credentials.map_err(|error| unusable("credentials", error))?);
         for node in &self.config.nodes {
             catalog = catalog.node(self.node(node)?);
         }

@@ -23,6 +23,7 @@ pub(super) fn cross(tree: &Tree, files: &Files, base: &Path, problems: &mut Prob
     models(tree, files, &providers, problems);
     keys(tree, files, base, problems);
     admin(tree, base, problems);
+    super::credentials::check(tree, base, problems);
     health(tree, problems);
     recovery(tree, problems);
     tls_files(tree, base, problems);
@@ -36,10 +37,10 @@ fn listed<'a>(file: Option<&'a RecordFile>, form: &'static Form) -> &'a [Tree] {
 
 /// Names that must be unique, and where each was first.
 #[derive(Default)]
-struct Unique<'a>(HashMap<&'a str, Position>);
+pub(super) struct Unique<'a>(HashMap<&'a str, Position>);
 
 impl<'a> Unique<'a> {
-    fn add(&mut self, what: &str, name: &'a str, at: Position, problems: &mut Problems) {
+    pub(super) fn add(&mut self, what: &str, name: &'a str, at: Position, problems: &mut Problems) {
         if name.len() > iop_execution::id::MAX_NAME_BYTES {
             problems.error(at, format!("{what} is longer than 256 bytes"), None);
         }
@@ -55,7 +56,11 @@ impl<'a> Unique<'a> {
         }
     }
 
-    fn names(&self) -> Vec<&'a str> {
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub(super) fn names(&self) -> Vec<&'a str> {
         let mut names: Vec<_> = self.0.keys().copied().collect();
         names.sort_unstable();
         names

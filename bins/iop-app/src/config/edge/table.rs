@@ -1,5 +1,6 @@
 //! Decides which keys `edge.yaml` has: the tables that check it and print as its JSON Schema.
 
+use super::credentials::{CREDENTIALS, PROVIDER_CREDENTIAL};
 use crate::config::link::LINK;
 use crate::config::schema::{Closed, Kind, Object, optional, required};
 
@@ -255,7 +256,12 @@ static PROVIDER: Object = Object {
             Kind::Choice(&["abort", "drain"]),
             "a cancelled call: abort closes its connection, drain reads it to its end first; default abort",
         ),
-        optional("auth", Kind::Object(&PROVIDER_AUTH), "the provider's key"),
+        optional("auth", Kind::Object(&PROVIDER_AUTH), "the provider's key, which the Node has"),
+        optional(
+            "credential",
+            Kind::Object(&PROVIDER_CREDENTIAL),
+            "the provider's key, which the Edge has: each call gets a lease of it; never together with `auth`",
+        ),
         optional("enabled", Kind::Bool, "default true"),
     ],
 };
@@ -366,6 +372,11 @@ pub static EDGE: Object = Object {
         optional("tls", Kind::Object(&TLS), "certificates; each may be left out on loopback only"),
         optional("auth", Kind::Object(&AUTH), "who may use it"),
         optional("admin", Kind::Object(&ADMIN), "who may operate it"),
+        optional(
+            "credentials",
+            Kind::Object(&CREDENTIALS),
+            "keys of providers that the Edge lends to Nodes, one call at a time",
+        ),
         optional("nodes", Kind::List(&Kind::Object(&NODE)), "Nodes and what they run"),
         optional(
             "models",
