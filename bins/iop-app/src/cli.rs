@@ -16,6 +16,8 @@ use crate::doctor::DoctorOptions;
 use crate::exit::{Exit, Failure};
 use crate::init::{InitOptions, init};
 use crate::issue::key::KeyCommand;
+use crate::issue::lease::LeaseCommand;
+use crate::issue::slot::SlotCommand;
 use crate::issue::token::TokenCommand;
 use crate::operate::{Operate, operate};
 use crate::telemetry::LogOptions;
@@ -59,6 +61,12 @@ enum IopCommand {
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
+    /// Store, list, rotate, disable and revoke keys of providers that the Edge lends to Nodes
+    #[command(subcommand)]
+    Slot(SlotCommand),
+    /// Make keys that sign credential leases, and show what may be lent
+    #[command(subcommand)]
+    Lease(LeaseCommand),
     /// Look for what stands in the way: name, connection, TLS, token, clock, backends; exit code 1 if something does
     Doctor(Box<DoctorOptions>),
     /// Print a completion script for a shell
@@ -170,6 +178,8 @@ pub fn iop() -> ExitCode {
         IopCommand::Check { files } => check_files(&files),
         IopCommand::Key(command) => start_log(&log, "warn").and_then(|()| block_on(issue::key::run(command))),
         IopCommand::Token(command) => start_log(&log, "warn").and_then(|()| block_on(issue::token::run(command))),
+        IopCommand::Slot(command) => start_log(&log, "warn").and_then(|()| block_on(issue::slot::run(command))),
+        IopCommand::Lease(command) => issue::lease::run(command),
         IopCommand::Doctor(options) => start_log(&log, "error").and_then(|()| block_on(doctor::doctor(*options))),
         IopCommand::Completions { shell, of } => {
             completions(shell, of);

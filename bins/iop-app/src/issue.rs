@@ -1,6 +1,6 @@
-//! Decides how keys and tokens are made, listed, rotated and taken back (BIN-3, CRD-12).
+//! Decides how keys, tokens and credential slots are made, listed, rotated and taken back (BIN-3, CRD-11, CRD-12).
 //!
-//! Config is files, so these commands change files: those that `edge.yaml` names under `auth`, and nothing that a person
+//! Config is files, so these commands change files: those that `edge.yaml` names for it, and nothing that a person
 //! wrote. Every change is checked with the whole config before it is written, and a running Edge is told to read it.
 
 use std::path::{Path, PathBuf};
@@ -18,7 +18,9 @@ use crate::operate::client::{AdminClient, AdminOptions, CallError, DEFAULT_ADMIN
 use crate::term::{note, say};
 
 pub mod key;
+pub mod lease;
 pub mod record;
+pub mod slot;
 #[cfg(test)]
 mod tests;
 pub mod token;

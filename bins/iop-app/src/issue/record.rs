@@ -1,5 +1,6 @@
 //! Decides how records of keys and tokens are written: one line of YAML each, as people would write it.
 
+use crate::config::edge::credentials::{SlotRecord, SlotStatusConfig};
 use crate::config::edge::records::Form;
 use crate::config::edge::{ApiKeyRecord, KeyLimitsConfig, NodeTokenRecord, PreviousSecret};
 
@@ -26,7 +27,7 @@ impl Flow {
 }
 
 /// A JSON string is a YAML one.
-pub(super) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
@@ -70,6 +71,22 @@ pub fn node_token(record: &NodeTokenRecord) -> String {
         .text("token_hash", &record.token_hash)
         .raw("expires_at", record.expires_at.map(|at| quoted(&at.to_string())))
         .raw("previous", previous(record.previous.as_ref()))
+        .end()
+}
+
+/// The line of a credential slot.
+#[must_use]
+pub fn slot(record: &SlotRecord) -> String {
+    let status = match record.status {
+        SlotStatusConfig::Enabled => "enabled",
+        SlotStatusConfig::Disabled => "disabled",
+        SlotStatusConfig::Revoked => "revoked",
+    };
+    Flow::default()
+        .text("name", &record.name)
+        .text("secret", &record.secret)
+        .raw("revision", Some(record.revision))
+        .raw("status", Some(status))
         .end()
 }
 

@@ -1,8 +1,11 @@
 use iop_edge_core::token::{Token, TokenKind};
 
 use super::key::KeyCommand;
+use super::lease::LeaseCommand;
+use super::slot::SlotCommand;
 use super::token::TokenCommand;
 use super::*;
+use crate::config::edge::credentials::SlotStatusConfig;
 use crate::exit::Exit;
 use crate::testdir::TestDir;
 
@@ -28,6 +31,10 @@ enum Command {
     Key(KeyCommand),
     #[command(subcommand)]
     Token(TokenCommand),
+    #[command(subcommand)]
+    Slot(SlotCommand),
+    #[command(subcommand)]
+    Lease(LeaseCommand),
 }
 
 /// Runs it as it is typed.
@@ -37,6 +44,8 @@ async fn typed(config: &Path, line: &str) -> Result<(), Failure> {
     match <Line as clap::Parser>::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).command {
         Command::Key(command) => key::run(command).await,
         Command::Token(command) => token::run(command).await,
+        Command::Slot(command) => slot::run(command).await,
+        Command::Lease(command) => lease::run(command),
     }
 }
 
@@ -169,4 +178,53 @@ async fn a_change_that_the_config_does_not_allow_is_not_written() {
     typed(&config, "key new --model m").await.unwrap();
     let none = typed(&dir.path().join("none.yaml"), "key list").await.unwrap_err();
     assert!(none.exit == Exit::Usage, "{none}");
+}
+
+#[tokio::test]
+async fn a_slot_is_made_disabled_rotated_and_revoked_for_ever() {
+    // BIN-3, CRD-11
+    let dir = TestDir::new();
+    let config = written(&dir, FILES);
+    for line in ["key new", "token new gpu-1"] {
+        typed(&config, line).await.unwrap();
+    }
+    let failure = typed(&config, "slot new main --secret env:A").await.unwrap_err();
+    assert!(failure.to_string().contains("slots_file: slots.yaml"), "{failure}");
+    let issuer = dir.path().join("keys/issuer.pem");
+    iop_edge_core::catalog::IssuerKey::create({
+        std::fs::create_dir_all(dir.path().join("keys")).unwrap();
+        &issuer
+    })
+    .unwrap();
+    let credentials = "credentials: { issuer_key: keys/issuer.pem, slots_file: slots.yaml }\n";
+    std::fs::write(&config, text(&config) + credentials).unwrap();
+    dir.write("acme.key", "sk-1\n");
+    typed(&config, "slot new main --secret file:acme.key").await.unwrap();
+    let slot = || loaded(&config).config.credentials.slots[0].clone();
+    assert_eq!((slot().secret.as_str(), slot().revision), ("file:acme.key", 1));
+    typed(&config, "slot disable main").await.unwrap();
+    typed(&config, "slot rotate main --in-place").await.unwrap();
+    assert_eq!((slot().revision, slot().status), (2, SlotStatusConfig::Disabled));
+    typed(&config, "slot enable main").await.unwrap();
+    for line in ["slot list", "lease status"] {
+        typed(&config, line).await.unwrap();
+    }
+    for (line, words) in [
+        ("slot new main --secret env:A", "`iop slot rotate main`"),
+        ("slot new a/b --secret env:A", "acme-main"),
+        ("slot new b --secret sk-live", "must be `file:PATH`"),
+        ("slot disable other", "`iop slot list`"),
+    ] {
+        let failure = typed(&config, line).await.unwrap_err();
+        assert!(failure.exit == Exit::Usage && failure.to_string().contains(words), "{line}: {failure}");
+        assert!(!failure.to_string().contains("sk-live"), "{failure}");
+    }
+    typed(&config, "slot revoke main").await.unwrap();
+    assert_eq!(slot().status, SlotStatusConfig::Revoked);
+    for line in ["slot enable main", "slot disable main", "slot rotate main"] {
+        let failure = typed(&config, line).await.unwrap_err();
+        assert!(failure.to_string().contains("revoked, for ever"), "{line}: {failure}");
+    }
+    let shown = text(&dir.path().join("slots.yaml"));
+    assert!(shown.contains("status: revoked") && !shown.contains("sk-1"), "{shown}");
 }

@@ -23,7 +23,7 @@ pub(super) fn cross(tree: &Tree, files: &Files, base: &Path, problems: &mut Prob
     models(tree, files, &providers, problems);
     keys(tree, files, base, problems);
     admin(tree, base, problems);
-    super::credentials::check(tree, base, problems);
+    super::credentials::check(&files.grafted(tree), base, problems);
     health(tree, problems);
     recovery(tree, problems);
     tls_files(tree, base, problems);

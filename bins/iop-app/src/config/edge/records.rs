@@ -1,10 +1,11 @@
 //! Decides how files beside `edge.yaml` add to it: API keys and node tokens that commands write (BIN-3).
 //!
-//! `edge.yaml` is written by people and read by programs; these files are written by `iop key` and `iop token`, so that no
-//! program ever edits what a person wrote. Both are read as one config, at the start and on every reload.
+//! `edge.yaml` is written by people and read by programs; these files are written by `iop key`, `iop token` and `iop slot`, so that no
+//! program ever edits what a person wrote. All are read as one config, at the start and on every reload.
 
 use std::path::{Path, PathBuf};
 
+use super::credentials::{SLOTS_FILE, SlotRecord};
 use super::table::{API_KEYS_FILE, NODE_TOKENS_FILE};
 use super::{ApiKeyRecord, EdgeConfig, NodeTokenRecord};
 use crate::config::problem::{Position, Problems};
@@ -38,12 +39,15 @@ pub struct Reading<'a> {
 pub(super) struct Files {
     pub(super) api_keys: Option<RecordFile>,
     pub(super) node_tokens: Option<RecordFile>,
+    pub(super) slots: Option<RecordFile>,
 }
 
 /// A file of records: where `edge.yaml` names it, and what it holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Form {
-    /// The key under `auth` that names it.
+    /// The section of `edge.yaml` that names it.
+    pub section: &'static str,
+    /// The key there.
     pub key: &'static str,
     /// The only key of the file.
     pub list: &'static str,
@@ -53,16 +57,26 @@ pub struct Form {
 }
 
 /// API keys.
-pub static API_KEYS: Form = Form { key: "api_keys_file", list: "api_keys", command: "iop key", table: &API_KEYS_FILE };
+pub static API_KEYS: Form =
+    Form { section: "auth", key: "api_keys_file", list: "api_keys", command: "iop key", table: &API_KEYS_FILE };
 /// Tokens of Nodes.
-pub static NODE_TOKENS: Form =
-    Form { key: "node_tokens_file", list: "node_tokens", command: "iop token", table: &NODE_TOKENS_FILE };
+pub static NODE_TOKENS: Form = Form {
+    section: "auth",
+    key: "node_tokens_file",
+    list: "node_tokens",
+    command: "iop token",
+    table: &NODE_TOKENS_FILE,
+};
+
+/// Keys of providers.
+pub static SLOTS: Form =
+    Form { section: "credentials", key: "slots_file", list: "slots", command: "iop slot", table: &SLOTS_FILE };
 
 impl Form {
     /// The file that `edge.yaml` names, wherever it stands.
     #[must_use]
     pub fn path(&self, tree: &Tree, base: &Path) -> Option<(PathBuf, Position)> {
-        let (name, at) = tree.get("auth").and_then(|auth| auth.text(self.key))?;
+        let (name, at) = tree.get(self.section).and_then(|section| section.text(self.key))?;
         Some((resolve_path(base, name), at))
     }
 
@@ -121,7 +135,20 @@ impl Files {
         Self {
             api_keys: API_KEYS.read(tree, base, reading, problems),
             node_tokens: NODE_TOKENS.read(tree, base, reading, problems),
+            slots: SLOTS.read(tree, base, reading, problems),
         }
+    }
+
+    /// The config as if keys and slots of the files stood in it, each at the place that names its file.
+    pub(super) fn grafted(&self, tree: &Tree) -> Tree {
+        let mut tree = tree.clone();
+        for (file, form) in [(&self.api_keys, &API_KEYS), (&self.slots, &SLOTS)] {
+            let Some(file) = file else { continue };
+            let mut records = file.tree.list(form.list).to_vec();
+            records.iter_mut().for_each(|record| record.stand_at(file.at));
+            tree.append(form.section, form.list, file.at, records);
+        }
+        tree
     }
 
     /// The config with what the files hold.
@@ -129,6 +156,11 @@ impl Files {
         if let Some(file) = &self.api_keys {
             for record in file.tree.list(API_KEYS.list) {
                 config.auth.api_keys.push(serde_json::from_value::<ApiKeyRecord>(record.to_json())?);
+            }
+        }
+        if let Some(file) = &self.slots {
+            for record in file.tree.list(SLOTS.list) {
+                config.credentials.slots.push(serde_json::from_value::<SlotRecord>(record.to_json())?);
             }
         }
         if let Some(file) = &self.node_tokens {
