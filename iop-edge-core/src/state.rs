@@ -16,6 +16,9 @@ mod config;
 mod effect;
 mod fair;
 mod fleet;
+#[cfg(feature = "fuzzing")]
+#[allow(clippy::panic, clippy::unwrap_used, reason = "a panic is how a target reports")]
+pub(crate) mod fuzz;
 mod groups;
 mod handshake;
 mod id;
