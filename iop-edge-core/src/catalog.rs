@@ -11,7 +11,7 @@ use iop_execution::closed_list as closed;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, StallTimeout, Target};
 use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::{DISPATCH_ACK_TIMEOUT, MAX_LIST, MAX_TARGETS, MIN_DISPATCH_ACK_TIMEOUT};
-use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode};
+use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode, WorkloadIdentity};
 
 use crate::token::{TokenHash, TokenId};
 
@@ -47,6 +47,9 @@ pub struct NodeEntry {
     pub token_id: Option<TokenId>,
     /// SHA-256 of the secret part of its token.
     pub token_hash: TokenHash,
+    /// Workload identities that are this Node: a peer that shows one of them proves itself by this record's token, and by no
+    /// other (REG-6). Empty: whoever shows an identity is not this Node.
+    pub identities: Vec<WorkloadIdentity>,
     /// False: known, but it may not register.
     pub enabled: bool,
     /// Its providers.
@@ -62,7 +65,14 @@ impl NodeEntry {
         token_hash: TokenHash,
         providers: Vec<ProviderEntry>,
     ) -> Self {
-        Self { id, token_id: token_id.into(), token_hash, enabled: true, providers }
+        Self { id, token_id: token_id.into(), token_hash, identities: Vec::new(), enabled: true, providers }
+    }
+
+    /// With these workload identities; none without this.
+    #[must_use]
+    pub fn with_identities(mut self, identities: Vec<WorkloadIdentity>) -> Self {
+        self.identities = identities;
+        self
     }
 }
 
@@ -247,6 +257,17 @@ pub enum CatalogError {
     /// Two Nodes have one id.
     #[error("node {0} is configured twice")]
     DuplicateNode(NodeId),
+    /// Two Nodes have one workload identity.
+    #[error("node {node} has the workload identity {identity} of another node")]
+    DuplicateIdentity {
+        /// The Node.
+        node: NodeId,
+        /// The identity.
+        identity: Box<WorkloadIdentity>,
+    },
+    /// Nodes must show a workload identity, and one can't.
+    #[error("node {0} needs a workload identity, because every node must show one")]
+    NoIdentity(NodeId),
     /// Two Nodes have one token.
     #[error("node {0} has the token id of another node")]
     DuplicateToken(NodeId),
@@ -344,6 +365,7 @@ pub struct Catalog {
     dispatch_ack_timeout: Duration,
     retry_on: RetryOn,
     credentials: Arc<Credentials>,
+    identity_required: bool,
 }
 
 impl Catalog {
@@ -362,6 +384,7 @@ impl Catalog {
                 dispatch_ack_timeout: DISPATCH_ACK_TIMEOUT,
                 retry_on: RetryOn::default(),
                 credentials: Arc::default(),
+                identity_required: false,
             },
         }
     }
@@ -442,6 +465,12 @@ impl Catalog {
     #[must_use]
     pub fn is_managed(node: &NodeEntry) -> bool {
         node.providers.iter().any(|entry| entry.enabled && entry.config.credential.is_some())
+    }
+
+    /// A Node without a verified workload identity is refused, and one that loses it gets no more work (CRD-10).
+    #[must_use]
+    pub const fn identity_required(&self) -> bool {
+        self.identity_required
     }
 
     /// What a Node shall run: its enabled providers.
@@ -527,6 +556,13 @@ impl CatalogBuilder {
         self
     }
 
+    /// Nodes must show a workload identity that their certificate proves; off by default. Managed credentials need it
+    /// (CRD-10).
+    pub const fn require_identity(mut self, required: bool) -> Self {
+        self.catalog.identity_required = required;
+        self
+    }
+
     /// Checks everything.
     ///
     /// # Errors
@@ -539,6 +575,7 @@ impl CatalogBuilder {
             return Err(CatalogError::DispatchAckTimeout);
         }
         let providers = check_nodes(&self.catalog.nodes)?;
+        check_identities(&self.catalog)?;
         check_models(&self.catalog.models, &providers)?;
         check_credentials(&self.catalog)?;
         self.catalog.nodes.iter().try_for_each(|node| check_config(&self.catalog, node))?;
@@ -593,6 +630,23 @@ fn check_credentials(catalog: &Catalog) -> Result<(), CredentialError> {
             let mut targets = own.map(|candidate| &candidate.target).chain(&config.targets);
             if targets.any(|target| TargetName::new(target.as_str()).is_err()) {
                 return unbindable(BindingField::Target);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An identity of two Nodes would let one prove itself by the other's token.
+fn check_identities(catalog: &Catalog) -> Result<(), CatalogError> {
+    let mut seen = BTreeSet::new();
+    for node in &catalog.nodes {
+        if catalog.identity_required && node.identities.is_empty() {
+            return Err(CatalogError::NoIdentity(node.id.clone()));
+        }
+        for identity in &node.identities {
+            if !seen.insert(identity) {
+                let identity = Box::new(identity.clone());
+                return Err(CatalogError::DuplicateIdentity { node: node.id.clone(), identity });
             }
         }
     }

@@ -22,6 +22,9 @@ mod driver;
 mod edge;
 #[cfg_attr(not(feature = "driver"), allow(dead_code, reason = "only the driver publishes"))]
 pub mod events;
+#[cfg(all(feature = "fuzzing", feature = "openai"))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod observe;
 #[cfg(feature = "openai")]
 pub mod openai;
@@ -36,6 +39,6 @@ mod wake;
 pub use edge::{Edge, EdgeBuilder, TunnelCall};
 pub use state::{
     AtCapacity, AttemptId, CANCEL_GRACE, CapacityLease, CapacityLedger, ConnectionId, EdgeNodeEvent, FreeCandidate,
-    Generation, LeastLoaded, Ledger, Ordered, PlaceCounters, PlaceLimits, PrefixAffinity, REVISION_OVERLAP,
-    ReleaseCause, RoundRobin, SelectionPolicy, SelectionRequest, WorkClass,
+    Generation, IDENTITY_DRAIN, LeastLoaded, Ledger, Ordered, PlaceCounters, PlaceLimits, PrefixAffinity,
+    REVISION_OVERLAP, ReleaseCause, RoundRobin, SelectionPolicy, SelectionRequest, WorkClass,
 };

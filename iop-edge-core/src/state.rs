@@ -17,9 +17,13 @@ mod credential;
 mod effect;
 mod fair;
 mod fleet;
+#[cfg(feature = "fuzzing")]
+#[allow(clippy::panic, clippy::unwrap_used, reason = "a panic is how a target reports")]
+pub(crate) mod fuzz;
 mod groups;
 mod handshake;
 mod id;
+mod identity;
 pub(crate) mod ledger;
 mod overlay;
 mod place;
@@ -34,7 +38,7 @@ mod timers;
 mod view;
 mod wear;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,6 +62,7 @@ use groups::Groups;
 pub(crate) use handshake::RETRY_CROWDED;
 pub(crate) use id::CommandId;
 pub use id::{AttemptId, ConnectionId, Generation};
+pub use identity::IDENTITY_DRAIN;
 pub use ledger::{
     AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass,
 };
@@ -165,6 +170,8 @@ pub(crate) struct EdgeState {
     clock: FairClock,
     /// Nodes that an operator took out of service.
     held: BTreeSet<NodeId>,
+    /// Connections whose identity is worth nothing any more, and when they end at the latest.
+    identity_over: BTreeMap<ConnectionId, Instant>,
     probes: Probes,
     commands: Commands,
     revisions: Revisions,
@@ -197,6 +204,7 @@ impl EdgeState {
             policy,
             clock: FairClock::default(),
             held: BTreeSet::new(),
+            identity_over: BTreeMap::new(),
             probes: Probes::default(),
             commands: Commands::default(),
             revisions,
@@ -244,7 +252,8 @@ impl EdgeState {
             | Timer::Command(_)
             | Timer::Question(_)
             | Timer::Revisions
-            | Timer::Challenge(_) => false,
+            | Timer::Challenge(_)
+            | Timer::Identity(_) => false,
         }
     }
 
@@ -273,6 +282,7 @@ impl EdgeState {
             Timer::Question(provider) => self.ask_about(provider, now),
             Timer::Revisions => self.revisions_due(now),
             Timer::Challenge(newcomer) => self.challenge_over(newcomer, at, now),
+            Timer::Identity(connection) => self.identity_drained(connection, now),
         }
     }
 
@@ -303,6 +313,8 @@ impl EdgeState {
     fn end_connection(&mut self, connection: ConnectionId, code: CloseCode, now: Instant) {
         self.timers.disarm(Timer::Handshake(connection));
         self.timers.disarm(Timer::Challenge(connection));
+        self.timers.disarm(Timer::Identity(connection));
+        self.identity_over.remove(&connection);
         self.probes.forget(connection);
         self.forget_commands(connection, now);
         let node = match self.registry.close(connection) {

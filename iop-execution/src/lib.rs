@@ -31,6 +31,9 @@ pub mod event;
 pub mod execution;
 pub mod failure;
 pub mod frame;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod gate;
 pub mod id;
 pub mod ndjson;

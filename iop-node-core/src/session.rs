@@ -363,6 +363,10 @@ impl Session<'_> {
                 tracing::info!(%problem, "the link broke");
                 return Err(End::Lost);
             }
+            Some(Err(LinkError::Handshake(error))) => {
+                tracing::warn!(reason = %error.failure, %error, "the Edge refused the connection");
+                return Err(End::Lost);
+            }
             Some(Err(error)) => {
                 tracing::warn!(%error, "the Edge broke the protocol");
                 return Err(End::Close(CloseCode::ProtocolViolation));

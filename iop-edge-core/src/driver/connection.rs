@@ -335,7 +335,7 @@ impl Session {
                 self.violation(Violation::Size);
                 None
             }
-            LinkError::Transport(_) => Some(CloseCode::Closed),
+            LinkError::Transport(_) | LinkError::Handshake(_) => Some(CloseCode::Closed),
             // A way to break that this build does not know is an end without Goodbye (WIR-13).
             _ => Some(CloseCode::Closed),
         }

@@ -47,6 +47,7 @@ impl EdgeState {
                 Some(true) => {}
             }
         }
+        self.recheck_records(now);
         for connection in self.registry.ids() {
             self.push_config(connection);
             self.push_credentials(connection);

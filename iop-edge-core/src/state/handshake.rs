@@ -15,6 +15,7 @@ use crate::observe::{Observation, Refusal, Violation};
 use crate::state::EdgeState;
 use crate::state::effect::{EdgeNodeEvent, Effect};
 use crate::state::id::ConnectionId;
+use crate::state::identity;
 use crate::state::registry::{Challenge, Claim, Crowded, Instance, ReadyOutcome};
 use crate::state::suspicion::was_suspended;
 use crate::state::throttle::Source;
@@ -76,17 +77,16 @@ impl EdgeState {
         now: Instant,
     ) {
         self.handle_timeout(now);
-        let Ok(peer) = self.registry.registering(connection) else {
+        let Ok(peer) = self.registry.registering(connection).cloned() else {
             return self.violation(connection, Violation::State, now);
         };
-        let address = peer.address.map(|address| Source::Address(address.ip()));
         // Its length was checked when it was read. One that anybody could open leases of is no key (CRD-3).
         let recipient = <[u8; 32]>::try_from(request.recipient_key.as_ref()).ok().map(RecipientPublicKey::new);
         let Ok(recipient) = recipient.transpose() else {
             return self.violation(connection, Violation::Malformed, now);
         };
         self.registry.set_recipient(connection, recipient);
-        match self.admit_node(connection, address, request, edge_time_ms, now) {
+        match self.admit_node(connection, &peer, request, edge_time_ms, now) {
             Ok(None) => {}
             Ok(Some(registered)) => self.registered(connection, edge_time_ms, registered),
             Err((node, refusal, cause)) => self.turn_away(connection, edge_time_ms, node, refusal, cause, now),
@@ -118,7 +118,7 @@ impl EdgeState {
     fn admit_node(
         &mut self,
         connection: ConnectionId,
-        address: Option<Source>,
+        peer: &PeerIdentity,
         request: &RegisterRequest,
         edge_time_ms: u64,
         now: Instant,
@@ -129,6 +129,7 @@ impl EdgeState {
         if self.shutting_down {
             return refuse(None, RefusalReason::Draining, RETRY_DRAINING);
         }
+        let address = peer.address.map(|address| Source::Address(address.ip()));
         let token = Token::parse(TokenKind::Node, request.token.expose());
         let id = token.as_ref().map(Token::id);
         let nodes = self.catalog.nodes();
@@ -139,12 +140,24 @@ impl EdgeState {
         let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| node.token_hash.matches(token)));
         let entry = named.or(matching.fold(None, |_, node| Some(node)));
         let sources: Vec<Source> =
-            address.into_iter().chain(named.and(id).map(|id| Source::Token(id.clone()))).collect();
+            address.clone().into_iter().chain(named.and(id).map(|id| Source::Token(id.clone()))).collect();
         if let Some(wait) = sources.iter().filter_map(|source| self.throttle.blocked(source, now)).max() {
             // The wire has no word for it; this one makes the peer wait and come back.
             let answer = RegisterRefusal { reason: RefusalReason::Draining, retry_after: wait };
             return Err((None, answer, Refusal::RateLimited));
         }
+        // Before any secret is compared (REG-6).
+        let entry = match identity::record_of(&self.catalog, peer.identity.as_ref(), named) {
+            Ok(None) => entry,
+            // A record that a token names by its id is found by that id only.
+            Ok(Some(record)) => Some(record).filter(|record| record.token_id.is_none() || named.is_some()),
+            Err(reason) => {
+                let node = named.map(|node| node.id.clone());
+                // Not the token: whoever stole it must not lock out its owner.
+                address.into_iter().for_each(|address| self.throttle.failed(address, now));
+                return refuse(node, reason, Duration::ZERO);
+            }
+        };
         let expected = entry.map_or(TokenHash::DUMMY, |node| node.token_hash);
         let proven = token.is_some_and(|token| expected.matches(&token));
         let Some(entry) = entry.filter(|_| proven).cloned() else {

@@ -225,6 +225,11 @@ impl Registry {
         }
     }
 
+    /// Who is at the other end.
+    pub(crate) fn peer(&self, id: ConnectionId) -> Option<&PeerIdentity> {
+        self.connections.get(&id).map(|connection| &connection.peer)
+    }
+
     /// True if `newcomer` is a later connection of the process that holds `incumbent`: that one is half-open (REG-5).
     pub(crate) fn is_redial(&self, incumbent: ConnectionId, newcomer: ConnectionId) -> bool {
         let instance = |id| self.connections.get(&id).and_then(|connection: &Connection| connection.instance);

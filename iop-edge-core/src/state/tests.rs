@@ -3,6 +3,7 @@ mod credentials;
 mod duplicates;
 mod handshake;
 mod health;
+mod identities;
 mod model;
 mod places;
 mod scheduling;
