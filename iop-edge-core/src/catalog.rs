@@ -622,6 +622,9 @@ fn check_credentials(catalog: &Catalog) -> Result<(), CredentialError> {
                 continue;
             }
             let unbindable = |field| Err(CredentialError::Unbindable { provider: config.provider_id.clone(), field });
+            if node.enabled && node.identities.is_empty() {
+                return Err(CredentialError::NoIdentity(config.provider_id.clone()));
+            }
             if NodeName::new(node.id.as_str()).is_err() {
                 return unbindable(BindingField::Node);
             }
