@@ -195,5 +195,15 @@ impl Provider for Ollama {
     async fn stop(&self) {}
 }
 
+/// A line is read, or it is none; whatever is read lies in it.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz_line(bytes: &[u8]) {
+    if let Ok(line) = line::read(bytes) {
+        for call in &line.calls {
+            assert!(call.arguments.is_none_or(|text| serde_json::from_slice::<serde_json::Value>(text).is_ok()));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

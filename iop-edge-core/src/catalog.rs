@@ -371,8 +371,8 @@ pub struct Catalog {
     suspicion_withdraw: Option<Duration>,
     dispatch_ack_timeout: Duration,
     retry_on: RetryOn,
-    identity_required: bool,
     credentials: Arc<Credentials>,
+    identity_required: bool,
 }
 
 impl Catalog {
@@ -390,8 +390,8 @@ impl Catalog {
                 suspicion_withdraw: Some(DEFAULT_SUSPICION_WITHDRAW),
                 dispatch_ack_timeout: DISPATCH_ACK_TIMEOUT,
                 retry_on: RetryOn::default(),
-                identity_required: false,
                 credentials: Arc::default(),
+                identity_required: false,
             },
         }
     }
@@ -462,12 +462,6 @@ impl Catalog {
         self.retry_on
     }
 
-    /// A Node without a verified workload identity is refused, and one that loses it gets no more work (CRD-10).
-    #[must_use]
-    pub const fn identity_required(&self) -> bool {
-        self.identity_required
-    }
-
     /// What leases may be issued of.
     #[must_use]
     pub const fn credentials(&self) -> &Arc<Credentials> {
@@ -478,6 +472,12 @@ impl Catalog {
     #[must_use]
     pub fn is_managed(node: &NodeEntry) -> bool {
         node.providers.iter().any(|entry| entry.enabled && entry.config.credential.is_some())
+    }
+
+    /// A Node without a verified workload identity is refused, and one that loses it gets no more work (CRD-10).
+    #[must_use]
+    pub const fn identity_required(&self) -> bool {
+        self.identity_required
     }
 
     /// What a Node shall run: its enabled providers.
@@ -557,16 +557,16 @@ impl CatalogBuilder {
         self
     }
 
+    /// What leases may be issued of; nothing by default (CRD-11).
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.catalog.credentials = Arc::new(credentials);
+        self
+    }
+
     /// Nodes must show a workload identity that their certificate proves; off by default. Managed credentials need it
     /// (CRD-10).
     pub const fn require_identity(mut self, required: bool) -> Self {
         self.catalog.identity_required = required;
-        self
-    }
-
-    /// What leases may be issued of; nothing by default (CRD-11).
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.catalog.credentials = Arc::new(credentials);
         self
     }
 
@@ -619,6 +619,33 @@ fn check_nodes(nodes: &[NodeEntry]) -> Result<BTreeSet<&ProviderId>, CatalogErro
     Ok(providers)
 }
 
+/// Every provider that needs leases can have them, and every name they are bound to can be bound (CRD-15).
+fn check_credentials(catalog: &Catalog) -> Result<(), CredentialError> {
+    catalog.credentials.check()?;
+    for node in &catalog.nodes {
+        for config in node.providers.iter().map(|entry| &entry.config) {
+            catalog.credentials.check_provider(config)?;
+            if config.credential.is_none() {
+                continue;
+            }
+            let unbindable = |field| Err(CredentialError::Unbindable { provider: config.provider_id.clone(), field });
+            if node.enabled && node.identities.is_empty() {
+                return Err(CredentialError::NoIdentity(config.provider_id.clone()));
+            }
+            if NodeName::new(node.id.as_str()).is_err() {
+                return unbindable(BindingField::Node);
+            }
+            let candidates = catalog.models.iter().flat_map(|model| &model.candidates);
+            let own = candidates.filter(|candidate| candidate.provider == config.provider_id);
+            let mut targets = own.map(|candidate| &candidate.target).chain(&config.targets);
+            if targets.any(|target| TargetName::new(target.as_str()).is_err()) {
+                return unbindable(BindingField::Target);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// An identity of two Nodes would let one prove itself by the other's token.
 fn check_identities(catalog: &Catalog) -> Result<(), CatalogError> {
     let mut seen = BTreeSet::new();
@@ -630,30 +657,6 @@ fn check_identities(catalog: &Catalog) -> Result<(), CatalogError> {
             if !seen.insert(identity) {
                 let identity = Box::new(identity.clone());
                 return Err(CatalogError::DuplicateIdentity { node: node.id.clone(), identity });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Every provider that needs leases can have them, and every name they are bound to can be bound (CRD-15).
-fn check_credentials(catalog: &Catalog) -> Result<(), CredentialError> {
-    catalog.credentials.check()?;
-    for node in &catalog.nodes {
-        for config in node.providers.iter().map(|entry| &entry.config) {
-            catalog.credentials.check_provider(config)?;
-            if config.credential.is_none() {
-                continue;
-            }
-            let unbindable = |field| Err(CredentialError::Unbindable { provider: config.provider_id.clone(), field });
-            if NodeName::new(node.id.as_str()).is_err() {
-                return unbindable(BindingField::Node);
-            }
-            let candidates = catalog.models.iter().flat_map(|model| &model.candidates);
-            let own = candidates.filter(|candidate| candidate.provider == config.provider_id);
-            let mut targets = own.map(|candidate| &candidate.target).chain(&config.targets);
-            if targets.any(|target| TargetName::new(target.as_str()).is_err()) {
-                return unbindable(BindingField::Target);
             }
         }
     }

@@ -23,6 +23,9 @@ mod driver;
 mod edge;
 #[cfg_attr(not(feature = "driver"), allow(dead_code, reason = "only the driver publishes"))]
 pub mod events;
+#[cfg(all(feature = "fuzzing", feature = "openai"))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod observe;
 #[cfg(feature = "openai")]
 pub mod openai;

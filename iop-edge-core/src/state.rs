@@ -17,6 +17,9 @@ mod credential;
 mod effect;
 mod fair;
 mod fleet;
+#[cfg(feature = "fuzzing")]
+#[allow(clippy::panic, clippy::unwrap_used, reason = "a panic is how a target reports")]
+pub(crate) mod fuzz;
 mod groups;
 mod handshake;
 mod id;
@@ -248,9 +251,9 @@ impl EdgeState {
             | Timer::Cooling(_)
             | Timer::Command(_)
             | Timer::Question(_)
+            | Timer::Revisions
             | Timer::Challenge(_)
-            | Timer::Identity(_)
-            | Timer::Revisions => false,
+            | Timer::Identity(_) => false,
         }
     }
 

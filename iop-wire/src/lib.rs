@@ -1,6 +1,9 @@
 //! Decides how messages cross the connection between Edge and Node: one ordered stream of envelopes each way.
 
 pub mod convert;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod heartbeat;
 pub mod identity;
 pub mod inbox;

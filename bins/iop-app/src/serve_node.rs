@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use iop_node_core::journal::JournalTrouble;
 use iop_node_core::journal::sqlite::{SqliteJournal, SqliteOptions};
 use iop_node_core::{
-    AllowUpstream, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath,
-    ServeEnd, StallObservation,
+    AllowUpstream, LeaseOutcome, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome,
+    RunPath, ServeEnd, StallObservation,
 };
 use iop_wire::link::grpc::GrpcConnector;
 use iop_wire::{CloseCode, Connector, RefusalReason};
@@ -185,6 +185,10 @@ impl NodeObserver for Teller {
 
     fn config_pushed(&self, applied: bool) {
         self.metrics.config_pushed(applied);
+    }
+
+    fn credential_lease(&self, outcome: LeaseOutcome) {
+        self.metrics.credential_lease(outcome);
     }
 
     fn response_stalled(&self, stall: &StallObservation) {

@@ -230,6 +230,9 @@ pub enum CredentialError {
     /// A slot and a key of the Node's own (CRD-16).
     #[error("provider {0} has both `auth` and a credential slot; it can have one of them")]
     SlotAndAuth(ProviderId),
+    /// A Node that could not prove that the lease is for it (CRD-10).
+    #[error("provider {0} has a credential slot, and its node has no workload identity")]
+    NoIdentity(ProviderId),
     /// Nothing that a lease could be bound to.
     #[error("provider {0} has a credential slot, and no base URL that its lease could be bound to")]
     NoOrigin(ProviderId),

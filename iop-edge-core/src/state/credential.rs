@@ -226,9 +226,14 @@ impl EdgeState {
             return Err(CredentialReason::StaleRevision);
         }
         let connection = self.registry.dispatchable(&lease.node, lease.generation);
-        let Some((recipient, generation)) = connection.and_then(|id| self.registry.recipient(id)) else {
+        let Some((id, (recipient, generation))) = connection.and_then(|id| Some((id, self.registry.recipient(id)?)))
+        else {
             return Ok(None);
         };
+        // Who has not proved which Node it is gets no key of it (CRD-10).
+        if self.verified_identity(id).is_none() {
+            return Err(mismatch(BindingField::Node));
+        }
         let recipient = recipient.cloned().ok_or(CredentialReason::WrongRecipient)?;
         let binding = Binding {
             principal,

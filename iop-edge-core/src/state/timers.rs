@@ -84,6 +84,14 @@ impl Timers {
         self.due.first().map(|(at, _)| *at)
     }
 
+    /// No more timers than there are things to wait for.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn bound_holds(&self, attempts: usize, connections: usize, providers: usize, commands: u64) -> bool {
+        let commands = usize::try_from(commands).unwrap_or(usize::MAX);
+        self.due.len() == self.armed.len()
+            && self.due.len() <= 5 * attempts + 3 * connections + 2 * providers + commands
+    }
+
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         debug_assert_eq!(self.due.len(), self.armed.len());

@@ -1,5 +1,5 @@
 use iop_execution::{NodeId, Target};
-use iop_wire::ProviderConfig;
+use iop_wire::{ProviderConfig, WorkloadIdentity};
 
 use super::*;
 use crate::catalog::{Catalog, CatalogError, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
@@ -66,7 +66,9 @@ fn build_named(
     let token = Token::generate(TokenKind::Node).unwrap();
     let candidate = crate::catalog::Candidate::new(provider.provider_id.clone(), Target::new(target).unwrap());
     let entries = vec![ProviderEntry::new(provider)];
-    let node = NodeEntry::new(NodeId::new(node).unwrap(), token.id().clone(), token.hash(), entries);
+    let identities = vec![WorkloadIdentity::parse("spiffe://iop.local/iop/node/n").unwrap()];
+    let node = NodeEntry::new(NodeId::new(node).unwrap(), token.id().clone(), token.hash(), entries)
+        .with_identities(identities);
     let model = ModelGroup::new(ModelName::new("m").unwrap(), vec![candidate], QueueDefaults::default());
     Catalog::builder().node(node).model(model).credentials(credentials).build()
 }
@@ -120,6 +122,20 @@ fn what_does_not_fit_together_is_refused_when_the_catalog_is_built() {
     }
     let stray = change(|all| all.routes[0].slots = vec![SlotName::new("gone").unwrap()]);
     assert!(matches!(stray, CredentialError::UnknownRouteSlot { .. }), "{stray}");
+}
+
+#[test]
+fn a_node_that_can_not_prove_itself_has_no_managed_provider() {
+    // CRD-10
+    let mut catalog = Catalog::builder().credentials(credentials());
+    let token = Token::generate(TokenKind::Node).unwrap();
+    let entries = vec![ProviderEntry::new(provider("acme", "bearer"))];
+    let mut node = NodeEntry::new(NodeId::new("n").unwrap(), token.id().clone(), token.hash(), entries);
+    let error = catalog.clone().node(node.clone()).build().unwrap_err();
+    assert_eq!(error, CatalogError::Credentials(CredentialError::NoIdentity(ProviderId::new("p").unwrap())));
+    node.enabled = false;
+    catalog = catalog.node(node);
+    assert!(catalog.build().is_ok(), "one that may not register needs none");
 }
 
 #[test]

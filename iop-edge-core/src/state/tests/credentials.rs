@@ -1,6 +1,9 @@
 use iop_credential_lease::{IssuerKey, RecipientKey, SlotName, SlotStatus};
 use iop_execution::failure::{BindingField, CredentialReason};
-use iop_wire::{ConfigAck, CredentialState, CredentialUse, LeaseSigner, RegisterResponse, ToNode};
+use iop_wire::{
+    ConfigAck, CredentialState, CredentialUse, LeaseSigner, RefusalReason, RegisterResponse, ToNode, VerifiedIdentity,
+    WorkloadIdentity,
+};
 
 use super::*;
 use crate::catalog::{
@@ -36,7 +39,7 @@ fn issuer() -> Arc<IssuerKey> {
 /// Node n1 has provider a, whose calls need slot s1; node n2 has c, which needs nothing. Model `paid` is served by a alone,
 /// `mixed` by a first, then by c.
 fn managed(revision: u64, slot: &str, credentials: Credentials) -> CatalogBuilder {
-    let mut node = node_entry("n1", &[("a", 1, 0)]);
+    let mut node = node_entry("n1", &[("a", 1, 0)]).with_identities(vec![identity()]);
     node.providers[0].config.base_url = "https://api.acme.example".into();
     node.providers[0].config.credential = Some(CredentialUse { slot: slot.into(), profile: "bearer".into() });
     let mut mixed = group("mixed", &["a", "c"]);
@@ -55,10 +58,22 @@ fn catalog(revision: u64, issuer: &Arc<IssuerKey>, slots: Vec<CredentialSlot>) -
     managed(revision, "s1", credentials(issuer, slots)).build().unwrap()
 }
 
+fn identity() -> WorkloadIdentity {
+    WorkloadIdentity::parse("spiffe://iop.local/iop/node/n1").unwrap()
+}
+
+/// A peer that has proved that it is n1.
+fn proven() -> PeerIdentity {
+    PeerIdentity::new(None, Some(VerifiedIdentity::vouched(identity(), [])))
+}
+
 fn connect_with_key(state: &mut EdgeState, key: &RecipientKey, now: Instant) -> ConnectionId {
-    let id = state.handle_opened(PeerIdentity::default(), 99, now).unwrap();
+    connect_with(state, bytes::Bytes::copy_from_slice(key.public_bytes()), now)
+}
+
+fn connect_with(state: &mut EdgeState, recipient_key: bytes::Bytes, now: Instant) -> ConnectionId {
+    let id = state.handle_opened(proven(), 99, now).unwrap();
     state.handle_hello(id, &hello(), now);
-    let recipient_key = bytes::Bytes::copy_from_slice(key.public_bytes());
     state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, now);
     state.handle_ready(id, ready("n1", 7, &["a"]), now);
     id
@@ -119,7 +134,7 @@ fn a_key_that_anybody_could_open_leases_of_ends_the_connection() {
     // CRD-3
     let (now, issuer) = (Instant::now(), issuer());
     let mut state = new_state(catalog(7, &issuer, vec![slot("s1", 3), slot("s2", 1)]));
-    let id = state.handle_opened(PeerIdentity::default(), 99, now).unwrap();
+    let id = state.handle_opened(proven(), 99, now).unwrap();
     state.handle_hello(id, &hello(), now);
     let recipient_key = bytes::Bytes::from_static(&[0; 32]);
     state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, now);
@@ -256,10 +271,24 @@ fn a_node_without_a_key_gets_no_lease_and_no_call_without_one() {
     // CRD-3, CRD-5
     let (now, issuer) = (Instant::now(), issuer());
     let mut state = new_state(catalog(7, &issuer, vec![slot("s1", 1), slot("s2", 1)]));
-    let id = registered(&mut state, "n1", now);
-    state.handle_ready(id, ready("n1", 7, &["a"]), now);
+    connect_with(&mut state, bytes::Bytes::new(), now);
     let attempt = grant(state.submit(by("team-a", "paid", 1), now)).attempt;
     assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::WrongRecipient);
+}
+
+#[test]
+fn a_managed_node_that_has_not_proved_itself_is_refused() {
+    // CRD-10, REG-4
+    let (now, issuer) = (Instant::now(), issuer());
+    let mut state = new_state(catalog(7, &issuer, vec![slot("s1", 1), slot("s2", 1)]));
+    registered(&mut state, "n1", now);
+    let refused = effects(&mut state).into_iter().find_map(|effect| match effect {
+        Effect::Publish(EdgeNodeEvent::Refused { reason, .. }) => Some(reason),
+        _ => None,
+    });
+    assert_eq!(refused, Some(RefusalReason::IdentityRequired));
+    connect(&mut state, "n2", now);
+    assert!(granted(&effects(&mut state)).is_empty() && state.is_ready(), "one that needs no leases needs no identity");
 }
 
 #[test]

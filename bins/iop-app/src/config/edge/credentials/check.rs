@@ -217,6 +217,10 @@ fn one_provider(
         let message = "a provider with `credential` needs `credentials.issuer_key`: no lease can be signed";
         problems.error(wanted.at, message, Some(NEW_KEY.to_owned()));
     }
+    if let Some((kind @ ("ollama" | "demo"), at)) = provider.text("kind") {
+        let message = format!("a provider of kind `{kind}` can't be called with a `credential`");
+        problems.error(at, message, Some("kind: openai_compat".to_owned()));
+    }
     match provider.text("base_url") {
         None => problems.error(wanted.at, "a provider without `base_url` can't have a `credential`", None),
         Some((url, at)) => {
