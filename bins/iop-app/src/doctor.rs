@@ -41,6 +41,12 @@ pub struct DoctorOptions {
     /// PEM file with the CA of the Edge's certificate [default: what the system trusts]
     #[arg(long, env = "IOP_NODE_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
+    /// PEM file with the Node's own certificate, for an Edge that asks for one
+    #[arg(long, env = "IOP_NODE_CERT", value_name = "FILE", requires = "cert_key")]
+    pub cert: Option<PathBuf>,
+    /// PEM file with the private key of --cert
+    #[arg(long, env = "IOP_NODE_CERT_KEY", value_name = "FILE", requires = "cert")]
+    pub cert_key: Option<PathBuf>,
     /// Connect to an http:// Edge on another machine all the same
     #[arg(long, env = "IOP_NODE_INSECURE_PLAINTEXT")]
     pub insecure_plaintext: bool,
@@ -158,6 +164,8 @@ impl DoctorOptions {
                 tls_name: self.tls_name.clone(),
                 token_file: self.token_file.clone(),
                 ca: self.ca.clone(),
+                cert: self.cert.clone(),
+                cert_key: self.cert_key.clone(),
                 insecure_plaintext: self.insecure_plaintext,
                 journal_enabled: Some(false),
                 ..NodeOptions::default()

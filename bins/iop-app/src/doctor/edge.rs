@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::{Report, certificate};
 use crate::admin::view::{NodesView, StatusView};
-use crate::config::edge::TlsPair;
+use crate::config::edge::{NodesTls, TlsPair};
 use crate::config::secret::resolve_path;
 use crate::config::time::Timestamp;
 use crate::config::{EdgeConfig, LoadedEdge, Severity};
@@ -37,7 +37,7 @@ pub(super) async fn examine(file: &Path, admin: &AdminOptions, report: &mut Repo
     }
     let tls = &loaded.config.tls;
     pair("certificate openai", tls.openai.as_ref(), &loaded, report);
-    pair("certificate nodes", tls.nodes.as_ref(), &loaded, report);
+    pair("certificate nodes", tls.nodes.as_ref().map(NodesTls::pair).as_ref(), &loaded, report);
     ends(&loaded, report);
     running(&loaded, admin, report).await;
 }

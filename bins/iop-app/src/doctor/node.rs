@@ -138,13 +138,25 @@ async fn connect(settings: &NodeSettings, address: SocketAddr, report: &mut Repo
     }
     let name = &settings.edge.tls_name;
     report.ok("tls", format!("TLS 1.3, the Edge's certificate is good for {name}"));
-    match shown_certificate(settings, address).await.as_deref().and_then(certificate::facts) {
+    let proven = link.peer().identity;
+    let shown = match proven.as_ref().and_then(|proven| proven.chain().first()) {
+        Some(leaf) => Some(leaf.clone()),
+        None => shown_certificate(settings, address).await,
+    };
+    match shown.as_deref().and_then(certificate::facts) {
         Some(facts) => certificate::tell(&facts, "certificate", Timestamp::now(), report),
         None => report.skip("certificate", "it can't be read a second time"),
     }
-    match link.peer().identity {
-        Some(identity) => report.ok("identity", identity.identity().to_string()),
+    match &proven {
+        Some(proven) => report.ok("identity", format!("the Edge is {}", proven.identity())),
         None => report.skip("identity", "the Edge's certificate names none; managed credentials need one"),
+    }
+    if let Some(own) = &settings.own {
+        let chain = tls::load_certificates(&own.cert).unwrap_or_default();
+        match chain.first().and_then(|leaf| certificate::facts(leaf)) {
+            Some(facts) => certificate::tell(&facts, "own certificate", Timestamp::now(), report),
+            None => report.skip("own certificate", "it can't be read"),
+        }
     }
     Some(link)
 }
@@ -268,7 +280,7 @@ fn refused(reason: RefusalReason, id: &str, report: &mut Report) {
         RefusalReason::IdentityRequired => report.fail(
             "token",
             "refused: the Edge wants a certificate with a workload identity",
-            "--cert and --key name this Node's; `iop init --managed` makes one",
+            "--cert and --cert-key name this Node's; `iop init --managed` makes one",
         ),
         RefusalReason::IdentityMismatch => report.fail(
             "token",

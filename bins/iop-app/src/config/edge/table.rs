@@ -72,11 +72,24 @@ static TLS_PAIR: Object = Object {
         required("key", Kind::Text, "PEM file with the private key"),
     ],
 };
+static NODES_TLS: Object = Object {
+    name: "a TLS pair of nodes",
+    fields: &[
+        required("cert", Kind::Text, "PEM file with the certificate chain"),
+        required("key", Kind::Text, "PEM file with the private key"),
+        optional(
+            "client_ca",
+            Kind::Text,
+            "PEM file with the CAs of the Nodes' certificates: every Node must then show its workload identity; default: none \
+             is asked for",
+        ),
+    ],
+};
 static TLS: Object = Object {
     name: "tls",
     fields: &[
         optional("openai", Kind::Object(&TLS_PAIR), "for the OpenAI listener"),
-        optional("nodes", Kind::Object(&TLS_PAIR), "for the listener of Nodes"),
+        optional("nodes", Kind::Object(&NODES_TLS), "for the listener of Nodes"),
     ],
 };
 static PREVIOUS: Object = Object {
@@ -277,6 +290,12 @@ static NODE: Object = Object {
         ),
         optional("token_expires_at", Kind::Time, "from when the token is refused; default: never"),
         optional("previous_token", Kind::Object(&PREVIOUS), "the token's secret before the last rotation"),
+        optional(
+            "identities",
+            Kind::List(&Kind::Text),
+            "workload identities that are this Node, where tls.nodes.client_ca asks for one; default \
+             [\"spiffe://<trust_domain>/iop/node/<id>\"]",
+        ),
         optional("providers", Kind::List(&Kind::Object(&PROVIDER)), "what it runs"),
         optional("enabled", Kind::Bool, "false: known, and may not connect; default true"),
     ],
@@ -370,6 +389,7 @@ pub static EDGE: Object = Object {
         optional("edge_id", Kind::Text, "name of this Edge, for people; default edge"),
         optional("listen", Kind::Object(&LISTEN), "addresses"),
         optional("tls", Kind::Object(&TLS), "certificates; each may be left out on loopback only"),
+        optional("trust_domain", Kind::Text, "trust domain of workload identities; default iop.local"),
         optional("auth", Kind::Object(&AUTH), "who may use it"),
         optional("admin", Kind::Object(&ADMIN), "who may operate it"),
         optional(
