@@ -24,6 +24,7 @@ use super::limits;
 use super::models;
 use super::record::{Endpoint, Recorder, RequestId};
 use super::routes::{Route, resolve};
+use super::upload;
 use crate::api::Engine;
 use crate::rate_limit::RateLimiter;
 
@@ -99,7 +100,7 @@ impl OpenAiService {
         };
         let mut recorder = recorder(&config, id, endpoint);
         let arrived = recorder.arrived();
-        // Before a byte of the body is read.
+        // Before the body is read.
         let caller = || {
             config.keys.authenticate(&head.headers, (config.unix_time)()).map_err(|denied| match denied {
                 Denied::Unknown => ApiError::unauthorized(),
@@ -107,7 +108,10 @@ impl OpenAiService {
             })
         };
         let response = match asked.and_then(|asked| Ok((asked, caller()?))) {
-            Err(error) => refuse(&error, recorder),
+            Err(error) => {
+                upload::discard(body).await;
+                refuse(&error, recorder)
+            }
             Ok((asked, caller)) => {
                 recorder.caller(caller.principal.clone());
                 let engine = Arc::clone(&self.engine);
@@ -115,7 +119,10 @@ impl OpenAiService {
                     Asked::Provider(kind) => {
                         let meter = caller.key.as_ref().and_then(|key| self.limiter.meter(key));
                         let mut response = match meter.as_ref().map(|meter| meter.admit(arrived)).transpose() {
-                            Err(refusal) => refuse(&ApiError::rate_limited(&refusal), recorder),
+                            Err(refusal) => {
+                                upload::discard(body).await;
+                                refuse(&ApiError::rate_limited(&refusal), recorder)
+                            }
                             Ok(permit) => {
                                 permit.into_iter().for_each(|permit| recorder.limited(permit));
                                 Box::pin(chat::serve(kind, engine, config, caller, head, body, recorder)).await

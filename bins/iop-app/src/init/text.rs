@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use iop_edge_core::token::Token;
+use iop_node_core::AllowUpstream;
 
 use super::{EDGE_ID, ISSUER_KEY, InitOptions, Parts, SLOT, SLOT_FILE};
 use crate::certs::VALID_DAYS;
@@ -87,6 +88,19 @@ fn provider(parts: &Parts<'_>, node: &str) -> String {
     }
 }
 
+/// A backend whose key the Edge lends is not asked for its models, so that they are named.
+fn models(parts: &Parts<'_>) -> String {
+    let options = parts.options;
+    if !options.managed || options.backend.is_none() {
+        return "models: auto\n".to_owned();
+    }
+    let providers = parts.nodes.iter().map(|(node, _)| record::quoted(&format!("{node}-{SLOT}")));
+    let candidates: Vec<_> = providers.map(|provider| format!("{{ provider: {provider} }}")).collect();
+    options.models.iter().fold("models:\n  - auto\n".to_owned(), |text, model| {
+        format!("{text}  - {{ name: {}, candidates: [ {} ] }}\n", record::quoted(model), candidates.join(", "))
+    })
+}
+
 fn credentials(parts: &Parts<'_>) -> String {
     let route = format!("[ {{ name: default, principals: [\"*\"], models: [\"*\"], slots: [{SLOT}] }} ]");
     let routes = if parts.options.backend.is_some() { route } else { format!("[]          # {route}") };
@@ -130,7 +144,8 @@ admin: {{ key_hash: \"{}\" }}
         }
         text.push_str(&format!("    providers:\n      {}\n", provider(parts, id)));
     }
-    text.push_str("models: auto\nqueue: { max_waiting: 1024, timeout_ms: 30000 }\n");
+    text.push_str(&models(parts));
+    text.push_str("queue: { max_waiting: 1024, timeout_ms: 30000 }\n");
     text
 }
 
@@ -170,19 +185,18 @@ reconnect: {{ max_attempts: 0 }}          # 0 = never give up
 {}",
         edge_host(parts.options),
         edge_identity(parts),
-        match &parts.options.backend {
-            Some(url) => format!("allow_upstream: [{}]      # what the Edge may let this Node call\n", upstream(url)),
-            None => String::new(),
-        }
+        parts.options.backend.as_deref().and_then(upstream).unwrap_or_default()
     )
 }
 
-/// The rule that allows a backend: its host, unless the default does.
-fn upstream(url: &str) -> String {
-    let host = url.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(ToOwned::to_owned));
-    let host = host.unwrap_or_default();
-    let host = host.trim_matches(['[', ']']);
-    format!("loopback, private, {}", record::quoted(host))
+/// What a Node must allow for this backend, if the default does not.
+fn upstream(url: &str) -> Option<String> {
+    AllowUpstream::default().check(url).err()?;
+    let host = url.parse::<http::Uri>().ok()?.host()?.trim_matches(['[', ']']).to_owned();
+    Some(format!(
+        "allow_upstream: [loopback, private, {}]      # what the Edge may let this Node call\n",
+        record::quoted(&host)
+    ))
 }
 
 pub(super) fn node_env(parts: &Parts<'_>) -> String {

@@ -94,8 +94,8 @@ pub fn slot(record: &SlotRecord) -> String {
 #[must_use]
 pub fn file_text(form: &Form, lines: &[String]) -> String {
     let mut text = format!(
-        "# Written by `{}`, which reads it and writes it anew: comments are lost. It holds hashes, no secret.\n{}:",
-        form.command, form.list
+        "# Written by `{}`, which reads it and writes it anew: comments are lost. It holds {}, no secret.\n{}:",
+        form.command, form.holds, form.list
     );
     if lines.is_empty() {
         text.push_str(" []");

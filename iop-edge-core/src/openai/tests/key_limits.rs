@@ -76,7 +76,7 @@ async fn requests_per_minute_end_in_openais_own_429_and_start_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_over_its_limit_is_refused_before_a_byte_of_the_body_is_read() {
+async fn a_key_over_its_limit_is_refused_without_its_body() {
     // CRD-12
     let (rig, key) = rig([answered()], KeyLimits::new(1, 0, 0));
     rig.send(asked_by(&key, CHAT)).await;

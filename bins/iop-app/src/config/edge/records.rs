@@ -53,24 +53,39 @@ pub struct Form {
     pub list: &'static str,
     /// The command that writes it.
     pub command: &'static str,
+    /// What stands in it instead of secrets.
+    pub holds: &'static str,
     table: &'static Object,
 }
 
 /// API keys.
-pub static API_KEYS: Form =
-    Form { section: "auth", key: "api_keys_file", list: "api_keys", command: "iop key", table: &API_KEYS_FILE };
+pub static API_KEYS: Form = Form {
+    section: "auth",
+    key: "api_keys_file",
+    list: "api_keys",
+    command: "iop key",
+    holds: "hashes",
+    table: &API_KEYS_FILE,
+};
 /// Tokens of Nodes.
 pub static NODE_TOKENS: Form = Form {
     section: "auth",
     key: "node_tokens_file",
     list: "node_tokens",
     command: "iop token",
+    holds: "hashes",
     table: &NODE_TOKENS_FILE,
 };
 
 /// Keys of providers.
-pub static SLOTS: Form =
-    Form { section: "credentials", key: "slots_file", list: "slots", command: "iop slot", table: &SLOTS_FILE };
+pub static SLOTS: Form = Form {
+    section: "credentials",
+    key: "slots_file",
+    list: "slots",
+    command: "iop slot",
+    holds: "places of secrets",
+    table: &SLOTS_FILE,
+};
 
 impl Form {
     /// The file that `edge.yaml` names, wherever it stands.
