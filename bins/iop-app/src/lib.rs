@@ -9,13 +9,14 @@
 //! | [`operate`] | how `iop` asks a running Edge, and how the answers look |
 //! | [`listener`], [`track`] | what a client may cost; when its request is over |
 //! | [`admin`], [`metrics`], [`node_metrics`], [`access`], [`liveness`], [`lifecycle`], [`telemetry`] | what operators see and do |
-//! | [`tls`], [`certs`] | certificates |
+//! | [`tls`], [`certs`], [`certificates`], [`renew`] | certificates, and when they are read again |
 //! | [`adapters`] | which adapter runs which backend |
 //! | [`shutdown`], [`exit`], [`term`] | how a process ends, and how it talks |
 
 pub mod access;
 pub mod adapters;
 pub mod admin;
+pub mod certificates;
 pub mod certs;
 pub mod cli;
 pub mod config;
@@ -29,6 +30,7 @@ pub mod metrics;
 pub mod node_metrics;
 pub mod operate;
 pub mod reload;
+pub mod renew;
 pub mod serve_edge;
 pub mod serve_node;
 pub mod shutdown;

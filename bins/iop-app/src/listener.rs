@@ -85,12 +85,24 @@ impl Default for Limits {
     }
 }
 
+/// What gives the TLS configuration of the next connection.
+pub type TlsSource = Arc<dyn Fn() -> Arc<rustls::ServerConfig> + Send + Sync>;
+
 /// A bound HTTP/1.1 and HTTP/2 listener.
-#[derive(Debug)]
 pub struct HttpListener {
     listener: TcpListener,
-    tls: Option<Arc<rustls::ServerConfig>>,
+    tls: Option<TlsSource>,
     limits: Limits,
+}
+
+impl std::fmt::Debug for HttpListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpListener")
+            .field("listener", &self.listener)
+            .field("tls", &self.tls.is_some())
+            .field("limits", &self.limits)
+            .finish()
+    }
 }
 
 impl HttpListener {
@@ -99,6 +111,15 @@ impl HttpListener {
     /// # Errors
     /// What the operating system says.
     pub async fn bind(address: SocketAddr, tls: Option<Arc<rustls::ServerConfig>>, limits: Limits) -> io::Result<Self> {
+        let tls = tls.map(|config| -> TlsSource { Arc::new(move || Arc::clone(&config)) });
+        Self::bind_with(address, tls, limits).await
+    }
+
+    /// Binds, with TLS whose configuration is asked for before every handshake, so that certificates can be renewed.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub async fn bind_with(address: SocketAddr, tls: Option<TlsSource>, limits: Limits) -> io::Result<Self> {
         Ok(Self { listener: TcpListener::bind(address).await?, tls, limits })
     }
 
@@ -124,7 +145,6 @@ impl HttpListener {
         B::Error: Into<Box<dyn StdError + Send + Sync>>,
     {
         let (tracker, seats) = (TaskTracker::new(), Arc::new(Seats::new(self.limits)));
-        let acceptor = self.tls.map(TlsAcceptor::from);
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
@@ -143,7 +163,8 @@ impl HttpListener {
                 tracing::debug!(%peer, "connection refused: too many are open");
                 continue;
             };
-            let (service, acceptor, limits, stop) = (service.clone(), acceptor.clone(), self.limits, stop.clone());
+            let acceptor = self.tls.as_ref().map(|source| TlsAcceptor::from(source()));
+            let (service, limits, stop) = (service.clone(), self.limits, stop.clone());
             tracker.spawn(async move {
                 let now = stop.now.clone();
                 tokio::select! {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use iop_edge_core::observe::{Observation, Observer};
 use iop_edge_core::openai::{LivenessObservation, RequestObserver, RequestRecord};
+use iop_wire::HandshakeFailure;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -49,6 +50,11 @@ struct NodeLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -164,6 +170,8 @@ pub struct EdgeMetrics {
     model_oldest_wait: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     config_revision: Gauge,
     reloads: Family<ResultLabel, Counter>,
+    certificates: Family<ResultLabel, Counter>,
+    handshakes_failed: Family<ReasonLabel, Counter>,
     pushes: Family<ResultLabel, Counter>,
     penalties: Family<ProviderLabel, Counter>,
     coolings: Family<ProviderLabel, Counter>,
@@ -224,6 +232,8 @@ impl EdgeMetrics {
             model_oldest_wait: Family::default(),
             config_revision: Gauge::default(),
             reloads: Family::default(),
+            certificates: Family::default(),
+            handshakes_failed: Family::default(),
             pushes: Family::default(),
             penalties: Family::default(),
             coolings: Family::default(),
@@ -289,6 +299,12 @@ impl EdgeMetrics {
         );
         registry.register("config_revision", "Revision of the config in force", all.config_revision.clone());
         registry.register("config_reloads", "Attempts to take a new config", all.reloads.clone());
+        registry.register("certificate_reloads", "Changes of certificate files", all.certificates.clone());
+        registry.register(
+            "node_handshakes_failed",
+            "Connections to the listener of Nodes that ended before a session",
+            all.handshakes_failed.clone(),
+        );
         registry.register("config_pushes", "New configs sent to ready Nodes that ended", all.pushes.clone());
         registry.register("provider_penalties", "Failures that count as load for a while", all.penalties.clone());
         registry.register("provider_coolings", "Times that a provider said it is busy", all.coolings.clone());
@@ -365,6 +381,17 @@ impl EdgeMetrics {
     pub fn reloaded(&self, applied: bool) {
         let result = if applied { "applied" } else { "refused" };
         self.reloads.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Certificate files changed, and what they hold now was taken or not.
+    pub fn certificates_changed(&self, applied: bool) {
+        let result = if applied { "applied" } else { "refused" };
+        self.certificates.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// A connection to the listener of Nodes ended before it had a session.
+    pub fn handshake_failed(&self, reason: HandshakeFailure) {
+        self.handshakes_failed.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
     }
 
     /// Everything as Prometheus text, with gauges as they are now.

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use iop_edge_core::catalog::{RetryCause, RetryOn};
+use iop_wire::TrustDomain;
 use serde::Deserialize;
 
 use super::problem::Problems;
@@ -38,6 +39,8 @@ pub struct EdgeConfig {
     pub listen: ListenConfig,
     /// Certificates.
     pub tls: TlsConfig,
+    /// Trust domain of the workload identities of Edge and Nodes; none = `iop.local`.
+    pub trust_domain: Option<String>,
     /// Who may use it.
     pub auth: AuthConfig,
     /// Who may operate it; none = nobody.
@@ -149,7 +152,27 @@ pub struct TlsConfig {
     /// Of the OpenAI listener.
     pub openai: Option<TlsPair>,
     /// Of the listener of Nodes.
-    pub nodes: Option<TlsPair>,
+    pub nodes: Option<NodesTls>,
+}
+
+/// Certificates of the listener of Nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodesTls {
+    /// PEM file with the chain.
+    pub cert: PathBuf,
+    /// PEM file with the private key.
+    pub key: PathBuf,
+    /// PEM file with the CAs of the Nodes' certificates; with one, every Node must show its workload identity.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl NodesTls {
+    /// The certificate and its key.
+    #[must_use]
+    pub fn pair(&self) -> TlsPair {
+        TlsPair { cert: self.cert.clone(), key: self.key.clone() }
+    }
 }
 
 /// A certificate chain and its key.
@@ -210,6 +233,9 @@ pub struct NodeRecord {
     pub token_id: Option<String>,
     /// `sha256:…` or `file:…`.
     pub token_hash: String,
+    /// Workload identities that are this Node; empty = `spiffe://<trust_domain>/iop/node/<id>`.
+    #[serde(default)]
+    pub identities: Vec<String>,
     /// What it runs.
     #[serde(default)]
     pub providers: Vec<ProviderRecord>,
@@ -560,6 +586,18 @@ impl EdgeConfig {
     #[must_use]
     pub fn edge_id(&self) -> &str {
         self.edge_id.as_deref().unwrap_or("edge")
+    }
+
+    /// Trust domain of workload identities.
+    #[must_use]
+    pub fn trust_domain(&self) -> TrustDomain {
+        self.trust_domain.clone().and_then(|name| TrustDomain::new(name).ok()).unwrap_or_default()
+    }
+
+    /// Every Node must show a workload identity.
+    #[must_use]
+    pub fn requires_identity(&self) -> bool {
+        self.tls.nodes.as_ref().is_some_and(|nodes| nodes.client_ca.is_some())
     }
 
     /// Reads and checks a file. The config is there exactly when the problems hold no error.

@@ -93,11 +93,6 @@ pub(crate) const fn required(name: &'static str, kind: Kind, doc: &'static str) 
     Field { name, kind, required: true, doc }
 }
 
-/// Keys of later versions, so that a config of one is told what it has rather than that it is misspelt: what it is in, the
-/// key, what to do.
-const NOT_YET: &[(&str, &str, &str)] =
-    &[("a TLS pair", "client_ca", "take it out: Nodes prove themselves by their token")];
-
 /// Checks a file against its table, and reports everything that is wrong. Text of the form `${NAME}` is replaced from
 /// the environment in place first.
 pub fn check(tree: &mut Tree, object: &'static Object, problems: &mut Problems) {
@@ -124,11 +119,6 @@ fn check_object(tree: &mut Tree, object: &'static Object, problems: &mut Problem
             check_value(&mut entry.value, &field.kind, field.name, problems);
         } else {
             let known: Vec<_> = object.fields.iter().map(|field| field.name).collect();
-            if let Some((_, _, hint)) = NOT_YET.iter().find(|(of, key, _)| *of == object.name && *key == entry.key) {
-                let message = format!("`{}` is not supported by this version yet", entry.key);
-                problems.error(entry.at, message, Some((*hint).to_owned()));
-                continue;
-            }
             problems.error(
                 entry.at,
                 format!("{} has no key `{}`", object.name, entry.key.escape_debug()),

@@ -1,3 +1,5 @@
+mod managed;
+
 use std::time::Duration;
 
 use http::{Method, StatusCode};

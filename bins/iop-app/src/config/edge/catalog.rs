@@ -7,7 +7,7 @@ use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, Provider
 use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig, ResponseModel};
 use iop_edge_core::token::{TokenHash, TokenId};
 use iop_execution::{AdapterKey, ModelName, NodeId, Principal, ProviderId, Target};
-use iop_wire::{CancelPolicy, ProviderConfig, WireMode};
+use iop_wire::{CancelPolicy, ProviderConfig, WireMode, WorkloadIdentity, WorkloadRole};
 
 use super::{
     CancelPolicyConfig, LoadedEdge, ModelRecord, NodeRecord, ProviderCredentialRecord, ProviderRecord, QueueConfig,
@@ -103,6 +103,13 @@ impl LoadedEdge {
             providers,
         );
         entry.enabled = node.enabled;
+        let given: Result<Vec<_>, _> = node.identities.iter().map(|text| WorkloadIdentity::parse(text)).collect();
+        entry.identities = given.map_err(|error| bad(&error))?;
+        if entry.identities.is_empty() {
+            // An id that can't stand in an identity has none; where one is required, the check has said so.
+            let own = WorkloadIdentity::new(self.config.trust_domain(), WorkloadRole::Node, &node.id);
+            entry.identities.extend(own.ok());
+        }
         Ok(entry)
     }
 
@@ -140,6 +147,7 @@ impl LoadedEdge {
             .models_auto(self.config.models.is_auto())
             .suspicion_withdraw((withdraw > 0).then(|| Duration::from_millis(withdraw)))
             .dispatch_ack_timeout(Duration::from_millis(health.dispatch_ack_timeout_ms))
+            .require_identity(self.config.requires_identity())
             .retry_on(recovery.retry_on.map(|list| list.0).unwrap_or_default());
         let credentials = self.config.credentials.credentials(self.base());
         catalog = catalog.credentials(credentials.map_err(|error| unusable("credentials", error))?);

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use iop_adapters::http::{InvalidOrigin, Origin};
 use iop_execution::StallTimeout;
+use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
 
 use super::table::{MIN_PROBE_MS, MIN_STALL_MS, MIN_SUSPICION_WITHDRAW_MS};
 use super::{ADMIN_PORT, Listener, NODES_PORT, OPENAI_PORT};
@@ -26,6 +27,7 @@ pub(super) fn cross(tree: &Tree, base: &Path, problems: &mut Problems) {
     health(tree, problems);
     recovery(tree, problems);
     tls_files(tree, base, problems);
+    identities(tree, problems);
     listeners(tree, problems);
 }
 
@@ -295,6 +297,57 @@ fn tls_files(tree: &Tree, base: &Path, problems: &mut Problems) {
         {
             let at = if error.is_about_key() { key_at } else { cert_at };
             problems.error(at, error.to_string(), Some("`iop init` makes a certificate for tests".to_owned()));
+        }
+        if let Some((ca, at)) = pair.text("client_ca")
+            && let Err(error) = tls::load_roots(&resolve_path(base, ca))
+        {
+            problems.error(at, error.to_string(), Some("it must hold the CA of the Nodes' certificates".to_owned()));
+        }
+    }
+}
+
+/// Identities of Nodes, and that each Node has one where one is asked for.
+fn identities(tree: &Tree, problems: &mut Problems) {
+    let domain = match tree.text("trust_domain") {
+        Some((text, at)) => match TrustDomain::new(text) {
+            Ok(domain) => domain,
+            Err(_) => {
+                let message = format!("`trust_domain` can't be `{}`", text.escape_debug());
+                return problems.error(at, message, Some("small letters, digits, `.`, `-` and `_`".to_owned()));
+            }
+        },
+        None => TrustDomain::default(),
+    };
+    let required =
+        tree.get("tls").and_then(|tls| tls.get("nodes")).is_some_and(|nodes| nodes.get("client_ca").is_some());
+    let mut seen = Unique::default();
+    for node in tree.list("nodes") {
+        let Some((id, id_at)) = node.text("id") else { continue };
+        let example = format!("spiffe://{domain}/iop/node/{}", if id.contains('/') { "NAME" } else { id });
+        let Some(given) = node.get("identities") else {
+            if required && WorkloadIdentity::new(domain.clone(), WorkloadRole::Node, id).is_err() {
+                let message = "the id of a node can't stand in a workload identity, and `identities` names no other";
+                problems.error(id_at, message, Some("use A-Z a-z 0-9 . - _, or write `identities`".to_owned()));
+            }
+            continue;
+        };
+        if node.list("identities").is_empty() {
+            problems.error(given.at, "`identities` is empty", Some(format!("leave it out for [\"{example}\"]")));
+        }
+        for item in node.list("identities") {
+            let Value::Text(text) = &item.value else { continue };
+            seen.add("workload identity", text, item.at, problems);
+            match WorkloadIdentity::parse(text).ok().filter(|identity| identity.role() == WorkloadRole::Node) {
+                Some(identity) if *identity.trust_domain() == domain => {}
+                Some(_) => {
+                    let message = format!("`{text}` is of another trust domain than `{domain}`");
+                    problems.error(item.at, message, Some("set `trust_domain`, or change it".to_owned()));
+                }
+                None => {
+                    let message = format!("`{}` is no workload identity of a node", text.escape_debug());
+                    problems.error(item.at, message, Some(format!("for example {example}")));
+                }
+            }
         }
     }
 }

@@ -72,11 +72,24 @@ static TLS_PAIR: Object = Object {
         required("key", Kind::Text, "PEM file with the private key"),
     ],
 };
+static NODES_TLS: Object = Object {
+    name: "a TLS pair of nodes",
+    fields: &[
+        required("cert", Kind::Text, "PEM file with the certificate chain"),
+        required("key", Kind::Text, "PEM file with the private key"),
+        optional(
+            "client_ca",
+            Kind::Text,
+            "PEM file with the CAs of the Nodes' certificates: every Node must then show its workload identity; default: none \
+             is asked for",
+        ),
+    ],
+};
 static TLS: Object = Object {
     name: "tls",
     fields: &[
         optional("openai", Kind::Object(&TLS_PAIR), "for the OpenAI listener"),
-        optional("nodes", Kind::Object(&TLS_PAIR), "for the listener of Nodes"),
+        optional("nodes", Kind::Object(&NODES_TLS), "for the listener of Nodes"),
     ],
 };
 static API_KEY: Object = Object {
@@ -216,6 +229,12 @@ static NODE: Object = Object {
         required("id", Kind::Text, "unique"),
         optional("token_id", Kind::TokenId, "the 8 characters after `iopn_`; the record is found faster with it"),
         required("token_hash", Kind::Hash, "`sha256:` of the token's secret part, from `iop-edge hash`"),
+        optional(
+            "identities",
+            Kind::List(&Kind::Text),
+            "workload identities that are this Node, where tls.nodes.client_ca asks for one; default \
+             [\"spiffe://<trust_domain>/iop/node/<id>\"]",
+        ),
         optional("providers", Kind::List(&Kind::Object(&PROVIDER)), "what it runs"),
         optional("enabled", Kind::Bool, "false: known, and may not connect; default true"),
     ],
@@ -309,6 +328,7 @@ pub static EDGE: Object = Object {
         optional("edge_id", Kind::Text, "name of this Edge, for people; default edge"),
         optional("listen", Kind::Object(&LISTEN), "addresses"),
         optional("tls", Kind::Object(&TLS), "certificates; each may be left out on loopback only"),
+        optional("trust_domain", Kind::Text, "trust domain of workload identities; default iop.local"),
         optional("auth", Kind::Object(&AUTH), "who may use it"),
         optional("admin", Kind::Object(&ADMIN), "who may operate it"),
         optional(

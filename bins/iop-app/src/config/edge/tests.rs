@@ -343,16 +343,36 @@ fn the_schema_closes_every_object_and_describes_every_key() {
 }
 
 #[test]
-fn keys_of_later_versions_are_refused_as_such_and_not_as_misspelt() {
-    // CFG-1
+fn identities_of_nodes_are_read_and_what_can_t_be_one_is_told() {
+    // CRD-10, REG-6
+    let with = |identities: &str| good().replacen("token_id:", &format!("identities: {identities}\n    token_id:"), 1);
+    let (config, problems) = parse(&with("[\"spiffe://iop.local/iop/node/gpu-1\", \"spiffe://iop.local/iop/node/b\"]"));
+    assert_eq!(problems.to_string(), "");
+    assert_eq!(config.unwrap().nodes[0].identities.len(), 2);
+    for (identities, expected) in [
+        ("[\"gpu-1\"]", "is no workload identity of a node"),
+        ("[\"spiffe://iop.local/iop/edge/gpu-1\"]", "is no workload identity of a node"),
+        ("[\"spiffe://else/iop/node/gpu-1\"]", "is of another trust domain than `iop.local`"),
+        ("[]", "`identities` is empty"),
+        (
+            "[\"spiffe://iop.local/iop/node/x\", \"spiffe://iop.local/iop/node/x\"]",
+            "workload identity `spiffe://iop.local/iop/node/x` is there twice",
+        ),
+    ] {
+        let (_, problems) = parse(&with(identities));
+        assert!(problems.to_string().contains(expected), "{identities}: {problems}");
+    }
+    let (_, problems) = parse(&("trust_domain: \"Not A Domain\"\n".to_owned() + &good()));
+    assert!(problems.to_string().contains("`trust_domain` can't be"), "{problems}");
+    // Without a CA whose certificates are believed nobody is asked for an identity, so any id will do.
+    let odd = good().replacen("id: gpu-1\n", "id: \"gpu/1\"\n", 1);
+    assert_eq!(parse(&odd).1.to_string(), "");
     let mut problems = Problems::of("edge.yaml");
-    let _ = EdgeConfig::parse(
-        &good().replacen("queue:", "tls: { nodes: { cert: a, key: b, client_ca: c } }\nqueue:", 1),
-        Path::new("."),
-        &mut problems,
-    );
+    let managed = odd.replacen("queue:", "tls: { nodes: { cert: a, key: b, client_ca: c } }\nqueue:", 1);
+    let _ = EdgeConfig::parse(&managed, Path::new("/nowhere"), &mut problems);
     let text = problems.to_string();
-    assert!(text.contains("`client_ca` is not supported by this version yet"), "{text}");
+    assert!(text.contains("the id of a node can't stand in a workload identity"), "{text}");
+    assert!(text.contains("certificate /nowhere/c"), "{text}");
 }
 
 #[test]
