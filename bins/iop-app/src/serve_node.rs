@@ -93,6 +93,7 @@ fn builder(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<N
         .observer(observer)
         .reconnect(policy)
         .allow_upstream(upstream)
+        .lease_issuers(settings.lease_issuers.clone())
         .version(env!("CARGO_PKG_VERSION")))
 }
 

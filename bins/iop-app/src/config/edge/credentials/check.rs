@@ -22,10 +22,19 @@ pub(in crate::config::edge) fn check(tree: &Tree, base: &Path, problems: &mut Pr
         issuers(credentials, base, problems);
         routes(credentials, tree, &slots, problems);
     }
+    let managed =
+        tree.get("tls").and_then(|tls| tls.get("nodes")).is_some_and(|nodes| nodes.get("client_ca").is_some());
     let signs = credentials.is_some_and(|all| all.get("issuer_key").is_some());
     for provider in tree.list("nodes").iter().flat_map(|node| node.list("providers")) {
         if let Some(wanted) = provider.get("credential") {
             one_provider(provider, wanted, (&slots, &profiles), signs, problems);
+            if !managed {
+                let message =
+                    "a provider with `credential` needs Nodes that prove who they are: set `tls.nodes.client_ca`";
+                let suggestion =
+                    "tls: { nodes: { cert: …, key: …, client_ca: … } }, and a certificate for each Node".to_owned();
+                problems.error(wanted.at, message, Some(suggestion));
+            }
         }
     }
 }

@@ -1,5 +1,3 @@
-use iop_edge_core::catalog::CatalogError;
-
 use super::*;
 use crate::config::edge::{EdgeConfig, LoadedEdge};
 use crate::config::problem::Problems;
@@ -11,6 +9,10 @@ fn folder() -> TestDir {
     let folder = TestDir::new();
     IssuerKey::create(&folder.path().join("issuer.pem")).unwrap();
     let key = folder.write("acme.key", "sk-SENTINEL\n");
+    let certificates = crate::certs::generate(&["localhost".to_owned()], std::time::SystemTime::now()).unwrap();
+    folder.write("edge.pem", &certificates.edge);
+    folder.write("edge-key.pem", certificates.edge_key.expose());
+    folder.write("ca.pem", &certificates.ca);
     std::fs::set_permissions(key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     folder
 }
@@ -38,6 +40,7 @@ nodes:
         base_url: \"https://api.acme.example\"
         targets: [large]
         credential: {{ slot: acme-main, profile: bearer }}
+tls: {{ nodes: {{ cert: edge.pem, key: edge-key.pem, client_ca: ca.pem }} }}
 models: [ {{ name: large, candidates: [ {{ provider: acme }} ] }} ]
 ",
         HASH.replace("ba", "cd")
@@ -90,12 +93,13 @@ fn every_mistake_is_told_with_its_line_and_what_to_do() {
         ("\"file:acme.key\"", "\"${ACME_KEY}\"", 7, &["env:ACME_KEY"]),
         ("\"file:acme.key\"", "\"file:none.key\"", 7, &["can't read", "none.key"]),
         ("\"file:acme.key\"", "\"file:spaced.key\"", 7, &["visible ASCII"]),
-        ("status: enabled", "status: off", 7, &["`status` can't be `off`"]),
+        ("status: enabled", "status: on-hold", 7, &["`status` can't be `on-hold`"]),
         ("revision: 3", "revision: 0", 7, &["it goes from 1"]),
         ("issuer_key: issuer.pem", "issuer_key: none.pem", 4, &["can't be read", "openssl genpkey"]),
         ("  issuer_key: issuer.pem\n", "", 20, &["can be signed", "openssl genpkey"]),
         ("previous_issuers: []", "previous_issuers: [\"ed25519:00\"]", 5, &["64 hex digits", "file:"]),
         ("targets: [large]", "targets: [large]\n        auth: { bearer: \"env:KEY\" }", 21, &["not both"]),
+        (", client_ca: ca.pem", "", 21, &["set `tls.nodes.client_ca`"]),
         ("kind: openai_compat", "kind: ollama", 18, &["can't be called with a `credential`"]),
         ("https://api.acme", "http://api.acme", 19, &["anybody between reads it", "https://"]),
         ("        targets: [large]\n", "", 20, &["is asked for no list of models"]),
@@ -155,5 +159,4 @@ fn a_secret_that_does_not_fit_its_profile_is_found_when_the_catalog_is_built() {
     let error = loaded.catalog(1, 1).unwrap_err();
     assert!(error.message.contains("slot acme-main with profile bearer"), "{}", error.message);
     assert!(!error.message.contains("SENTINEL"));
-    let _: Option<CatalogError> = None;
 }
