@@ -1,5 +1,7 @@
 use std::collections::BTreeSet;
 
+mod fleet;
+
 use super::*;
 use crate::config::{EdgeConfig, NodeOptions};
 use crate::testdir::TestDir;
