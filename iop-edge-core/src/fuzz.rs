@@ -123,6 +123,9 @@ pub fn error_scrubber(data: &[u8]) {
     const KEY: &str = "sk-SENTINEL0123456789";
     let with_key = |text: &str| serde_json::json!({"error": {"message": text, "code": "x"}}).to_string();
     let text = String::from_utf8_lossy(data);
+    if text.contains("SENTINEL") {
+        return;
+    }
     // The key stands alone, after `Bearer`, in quotes, or before a sign.
     let around = [
         format!("{text} {KEY} {text}"),

@@ -337,8 +337,8 @@ fn the_schema_closes_every_object_and_describes_every_key() {
     walk(&schema, &mut objects);
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(
-        objects, 22,
-        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, admin, health, recovery, and 4 more"
+        objects, 23,
+        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, admin, health, recovery, and 5 more"
     );
 }
 
