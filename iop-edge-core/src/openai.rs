@@ -6,7 +6,7 @@
 //! | module | decides |
 //! | --- | --- |
 //! | [`service`](OpenAiService), `routes` | who answers, and what every answer carries |
-//! | [`auth`] | who calls and which models it may use |
+//! | [`auth`], [`cors`] | who calls and which models it may use; which web pages may read answers |
 //! | `kind` | in what chats, completions and embeddings differ |
 //! | `upload`, `request`, `json`, `edit` | which bodies are requests, and which of their bytes change |
 //! | `chat`, `chat::commit`, `chat::idle` | how one request goes; what is held until content; when a waiting client counts as gone |
@@ -26,6 +26,7 @@ pub mod auth;
 mod body;
 mod chat;
 pub mod config;
+pub mod cors;
 mod edit;
 mod errors;
 mod json;
@@ -45,6 +46,7 @@ mod upload;
 pub use auth::{AllowedModels, ApiKeyRecord, ApiKeys, InvalidApiKey};
 pub use body::{AnswerCut, OpenAiBody};
 pub use config::{OpenAiConfig, ResponseModel};
+pub use cors::{AllowedOrigins, InvalidOrigin};
 pub use record::{
     Edit, Edits, EndedBy, Endpoint, LivenessObservation, Outcome, RequestId, RequestObserver, RequestRecord,
 };

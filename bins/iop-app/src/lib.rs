@@ -26,6 +26,9 @@ pub mod doctor;
 pub mod edge_runtime;
 pub mod exit;
 mod files;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod init;
 pub mod issue;
 pub mod lifecycle;

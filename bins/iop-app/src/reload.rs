@@ -296,6 +296,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         recovery,
         request_deadline_ms,
         response_model,
+        cors,
         limits: LimitsConfig { request_body_bytes, connections, connections_per_address },
         link: LinkConfig { congestion },
         observability: ObservabilityConfig { log, filter },
@@ -330,6 +331,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         ("recovery", old.recovery != *recovery),
         ("request_deadline_ms", old.request_deadline_ms != *request_deadline_ms),
         ("response_model", old.response_model != *response_model),
+        ("cors", old.cors != *cors),
         ("limits.request_body_bytes", old.limits.request_body_bytes != *request_body_bytes),
     ]);
     Differences { restart, settings }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::auth::ApiKeys;
+use super::cors::AllowedOrigins;
 use super::record::{IgnoreRequests, RequestObserver};
 pub use super::recovery::{DEFAULT_EXTRA_ATTEMPTS, LONG_REPLAY_TOKENS, MAX_SNAPSHOT_BYTES};
 
@@ -67,6 +68,8 @@ pub struct OpenAiConfig {
     pub keys: Arc<ApiKeys>,
     /// Who is told how each request ended. Default: nobody.
     pub observer: Arc<dyn RequestObserver>,
+    /// Web pages of other origins that may read answers. Default: none.
+    pub cors: AllowedOrigins,
     /// What `model` says in answers. Default: the public name.
     pub response_model: ResponseModel,
     /// Hard deadline of every request (API-14); `x-iop-deadline-ms` of a client can only shorten it. Default: none.
@@ -93,6 +96,7 @@ impl Default for OpenAiConfig {
         Self {
             keys: Arc::new(ApiKeys::open()),
             observer: Arc::new(IgnoreRequests),
+            cors: AllowedOrigins::default(),
             response_model: ResponseModel::default(),
             request_deadline: None,
             list_unavailable: false,

@@ -81,6 +81,19 @@ impl OpenAiService {
         B: Body<Data = Bytes>,
     {
         let config = self.config();
+        if config.cors.is_closed() {
+            return self.answer_with(config, request).await;
+        }
+        let asked = request.headers().clone();
+        let mut response = self.answer_with(Arc::clone(&config), request).await;
+        config.cors.mark(&asked, response.headers_mut());
+        response
+    }
+
+    async fn answer_with<B>(&self, config: Arc<OpenAiConfig>, request: Request<B>) -> Response<OpenAiBody>
+    where
+        B: Body<Data = Bytes>,
+    {
         let (head, body) = request.into_parts();
         let route = resolve(&head.method, head.uri.path());
         let id = fresh_id();

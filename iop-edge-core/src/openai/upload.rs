@@ -85,13 +85,14 @@ where
 }
 
 fn check(headers: &HeaderMap) -> Result<(), ApiError> {
-    let text = |name| headers.get(name).map(|value: &http::HeaderValue| value.to_str().unwrap_or_default().trim());
-    if text(CONTENT_ENCODING).is_some_and(|encoding| !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity"))
-    {
+    // Every one of a header that comes more than once: another reader may go by the last.
+    let texts = |name| headers.get_all(name).iter().map(|value| value.to_str().unwrap_or("?").trim());
+    let plain = |encoding: &str| encoding.is_empty() || encoding.eq_ignore_ascii_case("identity");
+    if !texts(CONTENT_ENCODING).all(plain) {
         return Err(ApiError::unsupported_media("Compressed request bodies are not supported."));
     }
-    let kind = text(CONTENT_TYPE).and_then(|kind| kind.split(';').next()).unwrap_or_default();
-    if !kind.trim().eq_ignore_ascii_case("application/json") {
+    let json = |kind: &str| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json");
+    if texts(CONTENT_TYPE).next().is_none() || !texts(CONTENT_TYPE).all(json) {
         return Err(ApiError::unsupported_media("The content type must be application/json."));
     }
     Ok(())

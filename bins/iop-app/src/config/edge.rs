@@ -63,6 +63,8 @@ pub struct EdgeConfig {
     pub request_deadline_ms: u64,
     /// Name of the model in answers.
     pub response_model: ResponseModelConfig,
+    /// Web pages of other origins.
+    pub cors: CorsConfig,
     /// Limits of the OpenAI listener.
     pub limits: LimitsConfig,
     /// Connections of Nodes.
@@ -599,6 +601,14 @@ pub enum ResponseModelConfig {
     Requested,
     /// What the provider calls it.
     Target,
+}
+
+/// Web pages of other origins.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CorsConfig {
+    /// Origins whose pages may read answers; `*` = all.
+    pub allowed_origins: Vec<String>,
 }
 
 /// Limits of the OpenAI listener.

@@ -1,3 +1,4 @@
+mod ingress;
 mod managed;
 
 use std::time::Duration;

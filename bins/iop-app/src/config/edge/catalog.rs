@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults, Strategy};
-use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig, ResponseModel};
+use iop_edge_core::openai::{AllowedModels, AllowedOrigins, ApiKeyRecord, ApiKeys, OpenAiConfig, ResponseModel};
 use iop_edge_core::rate_limit::KeyLimits;
 use iop_edge_core::token::{TokenHash, TokenId, TokenSecrets};
 use iop_execution::{AdapterKey, ModelName, NodeId, Principal, ProviderId, Target};
@@ -238,6 +238,8 @@ impl LoadedEdge {
                 ResponseModelConfig::Target => ResponseModel::Target,
             })
             .with_request_deadline(Some(deadline));
+        let origins = AllowedOrigins::new(&self.config.cors.allowed_origins);
+        openai.cors = origins.map_err(|error| unusable("cors", error))?;
         openai.max_extra_attempts = self.config.recovery.max_extra_attempts;
         openai.keepalive_after = Duration::from_millis(self.config.recovery.keepalive_after_ms);
         openai.max_body_bytes = usize::try_from(self.config.limits.request_body_bytes).unwrap_or(usize::MAX);

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use iop_adapters::http::{InvalidOrigin, Origin};
+use iop_edge_core::openai::AllowedOrigins;
 use iop_execution::StallTimeout;
 use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
 
@@ -29,6 +30,7 @@ pub(super) fn cross(tree: &Tree, files: &Files, base: &Path, problems: &mut Prob
     recovery(tree, problems);
     tls_files(tree, base, problems);
     identities(tree, problems);
+    cors(tree, problems);
     listeners(tree, files, problems);
 }
 
@@ -413,6 +415,15 @@ fn tls_files(tree: &Tree, base: &Path, problems: &mut Problems) {
             && let Err(error) = tls::load_roots(&resolve_path(base, ca))
         {
             problems.error(at, error.to_string(), Some("it must hold the CA of the Nodes' certificates".to_owned()));
+        }
+    }
+}
+
+fn cors(tree: &Tree, problems: &mut Problems) {
+    for item in tree.get("cors").map(|cors| cors.list("allowed_origins")).unwrap_or_default() {
+        let Value::Text(text) = &item.value else { continue };
+        if let Err(error) = AllowedOrigins::new([text]) {
+            problems.error(item.at, format!("`{}`: {error}", text.escape_debug()), None);
         }
     }
 }

@@ -358,6 +358,14 @@ static QUEUE: Object = Object {
         ),
     ],
 };
+static CORS: Object = Object {
+    name: "cors",
+    fields: &[optional(
+        "allowed_origins",
+        Kind::List(&Kind::Text),
+        "origins whose web pages may read answers, like https://app.example; `*` = all; default: none",
+    )],
+};
 static LIMITS: Object = Object {
     name: "limits",
     fields: &[
@@ -416,6 +424,7 @@ pub static EDGE: Object = Object {
             Kind::Choice(&["requested", "target"]),
             "name of the model in answers; default requested",
         ),
+        optional("cors", Kind::Object(&CORS), "web pages of other origins"),
         optional("limits", Kind::Object(&LIMITS), "limits of the OpenAI listener"),
         optional("link", Kind::Object(&LINK), "connections of Nodes"),
         optional("observability", Kind::Object(&OBSERVABILITY), "logs"),

@@ -338,8 +338,8 @@ fn the_schema_closes_every_object_and_describes_every_key() {
     walk(&schema, &mut objects);
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(
-        objects, 30,
-        "root, listen and 3 listeners, tls and 2 pairs, auth, key with its limits and old secret, credentials with slot, profile and route, node and its old secret, provider and its auth and credential, model, candidate, admin, health, recovery, and 4 more"
+        objects, 31,
+        "root, listen and 3 listeners, tls and 2 pairs, auth, key with its limits and old secret, credentials with slot, profile and route, node and its old secret, provider and its auth and credential, model, candidate, admin, health, recovery, and 5 more"
     );
 }
 
