@@ -78,7 +78,8 @@ impl Rewrite {
 
     /// (b): comments pass, blocks without data don't.
     fn comments(&mut self, bytes: Bytes) -> Option<Bytes> {
-        if !bytes.iter().any(u8::is_ascii_alphabetic) {
+        // Nothing but comments without text: what most providers send to say that they are there.
+        if bytes.iter().all(|byte| matches!(byte, b':' | b'\n' | b'\r')) {
             return Some(bytes).filter(|bytes| !bytes.is_empty());
         }
         let mut kept = Vec::new();
