@@ -7,7 +7,7 @@ use iop_execution::{AdapterKey, ModelName, NodeId, Principal, RunId, Target};
 
 use crate::api::{Destination, SubmitError, WireKind};
 use crate::catalog::{Candidate, ModelGroup};
-use crate::observe::{Observation, WaitOutcome};
+use crate::observe::{Observation, ProviderLevel, WaitOutcome};
 use crate::state::credential::Denial;
 use crate::state::effect::{Effect, Grant};
 use crate::state::fleet::{Online, ProviderState};
@@ -458,6 +458,10 @@ impl EdgeState {
     /// Resolves every waiter again after providers came, went or changed: who has no candidate left ends now, or once its
     /// absence grace is over (FEN-2, FEN-3).
     pub(super) fn resolve_waiters(&mut self, now: Instant) {
+        for _ in 0..self.fleet.take_raised() {
+            let to = ProviderLevel::Available;
+            self.effects.push_back(Effect::Observe(Observation::HealthTransition { to }));
+        }
         let mut hopeless = Vec::new();
         for at in 0..self.groups.len() {
             let Some(group) = self.groups.get(at) else { continue };
