@@ -17,6 +17,9 @@
 
 pub(crate) mod connection;
 pub(crate) mod dispatch;
+#[cfg(feature = "fuzzing")]
+#[allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic is how a target reports")]
+pub(crate) mod fuzz;
 mod lease;
 pub(crate) mod pool;
 pub(crate) mod run;

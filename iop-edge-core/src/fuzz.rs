@@ -23,6 +23,7 @@ use crate::openai::rewrite::Rewrite;
 use crate::openai::{AllowedModels, ApiKeyRecord, ApiKeys, responses};
 use crate::token::{Token, TokenHash, TokenId, TokenKind};
 
+pub use crate::driver::fuzz::{run_event_sequence, tunnel_frame_sequence};
 pub use crate::state::fuzz::engine_edge;
 
 /// Bodies of requests: what passes is one JSON object, and only `model` and `stream_options` of it change (API-3, API-4).

@@ -29,6 +29,9 @@ mod body;
 mod drive;
 pub mod error;
 pub mod factory;
+#[cfg(all(feature = "fuzzing", feature = "driver"))]
+#[doc(hidden)]
+pub mod fuzz;
 #[cfg(feature = "driver")]
 mod install;
 pub mod journal;

@@ -1,4 +1,5 @@
 //! Every fuzz target runs on its corpus, on stable, without a fuzzer (SEC-5): what was found once is never found again.
+#![allow(clippy::unwrap_used, reason = "all of it is test code: a broken assumption fails the test")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,6 +21,10 @@ const TARGETS: &[(&str, Target)] = &[
     ("san_parse", iop_wire::fuzz::san_parse),
     ("sse", iop_execution::fuzz::sse),
     ("tunnel_path", iop_adapters::fuzz::tunnel_path),
+    ("tunnel_frame_sequence", iop_edge_core::fuzz::tunnel_frame_sequence),
+    ("run_event_sequence", iop_edge_core::fuzz::run_event_sequence),
+    ("engine_node", iop_node_core::fuzz::engine_node),
+    ("config_yaml", iop_app::fuzz::config_yaml),
     ("wire_decode", iop_wire::fuzz::wire_decode),
 ];
 

@@ -22,6 +22,9 @@ pub mod cli;
 pub mod config;
 pub mod edge_runtime;
 pub mod exit;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod init;
 pub mod lifecycle;
 pub mod listener;
