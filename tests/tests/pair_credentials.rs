@@ -28,7 +28,7 @@ use iop_edge_core::observe::{CredentialRefuser, Observation, Observer};
 use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_execution::failure::{BindingField, CredentialReason};
-use iop_execution::testkit::{Script, ScriptHandle, ScriptedProvider};
+use iop_execution::testkit::{Script, ScriptHandle, ScriptedProvider, alone};
 use iop_execution::{Principal, Provider, RunId};
 use iop_node_core::{LeaseOutcome, NodeObserver};
 use iop_tests::pair::{Managed, Pair, PairPlan, PairProvider, Tap};
@@ -48,11 +48,18 @@ struct Called {
 }
 
 /// A backend that wants a key for each call.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Paid {
     calls: Mutex<Vec<Called>>,
     /// It answers after this long.
     slow: Mutex<Duration>,
+}
+
+impl std::fmt::Debug for Paid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // It wrote down keys.
+        f.write_str("Paid")
+    }
 }
 
 impl Paid {
@@ -544,4 +551,69 @@ async fn every_issued_lease_is_opened_refused_or_unused() {
     assert_eq!(stage.counts.issued(), opened + refused + unused, "{opened} {refused} {unused}");
     assert!(opened > 5 && refused == 1, "{opened} {refused} {unused}");
     assert_eq!(stage.paid.calls().len() as u64, opened, "one call for each opened lease, and none without");
+}
+
+/// Keeps every field of every log line, a line each.
+#[derive(Default, Clone)]
+struct Log(Arc<Mutex<String>>);
+
+impl tracing::field::Visit for Log {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        use std::fmt::Write;
+        write!(self.0.lock().unwrap(), "{field}={value:?} ").unwrap();
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.0.lock().unwrap().push_str(event.metadata().target());
+        self.0.lock().unwrap().push(' ');
+        event.record(&mut self.clone());
+        self.0.lock().unwrap().push('\n');
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_key_is_in_any_log_or_debug_and_each_lease_has_its_records() {
+    // CRD-9, CRD-13
+    if !alone("no_key_is_in_any_log_or_debug_and_each_lease_has_its_records").unwrap() {
+        return;
+    }
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let mut stage = Stage::new().await;
+    for model in ["paid", "paid-run", "paid-header"] {
+        assert_eq!(stage.ask(model, true).await.status(), 200);
+    }
+    stage.forge_next(Arc::clone(&stage.issuer), |forged| forged.revision = 2);
+    stage.refused("paid", CredentialRefuser::Node, CredentialReason::StaleRevision).await;
+    stage.pair.apply(|all| all.slots = vec![slot(4, "sk-SENTINEL-2").with_status(SlotStatus::Disabled)]);
+    stage.refused("paid", CredentialRefuser::Edge, CredentialReason::Disabled).await;
+    let debug = format!("{:?} {:?} {:?}", stage.pair, stage.counts, credentials(&stage.issuer));
+    assert!(!debug.contains("SENTINEL"));
+    let text = std::mem::take(&mut *log.0.lock().unwrap());
+    assert!(!text.contains("SENTINEL"));
+    let audit = |message: &str| -> Vec<(String, String)> {
+        let of = |line: &str, field: &str| {
+            let field = format!("{field}=");
+            line.split(' ').find_map(|part| part.strip_prefix(field.as_str())).unwrap_or_default().to_owned()
+        };
+        let lines = text.lines().filter(|line| line.starts_with("iop_audit ") && line.contains(message));
+        lines.map(|line| (of(line, "lease"), of(line, "scope"))).collect()
+    };
+    let (issued, opened) = (audit("credential lease issued"), audit("credential lease opened"));
+    assert_eq!((issued.len(), opened.len()), (4, 3));
+    assert_eq!(issued[..3], opened, "the same lease and the same scope on both sides");
+    assert_eq!(audit("credential lease refused").len(), 1);
+    assert_eq!(audit("no credential lease is issued").len(), 1);
 }

@@ -304,7 +304,10 @@ impl ApiError {
                 let wait = failure.retry_after_ms.map_or(DEFAULT_RETRY_MS, u64::from);
                 Self::unavailable(EndedBy::ProviderLimit, own()).retry(wait)
             }
-            FailureCode::CredentialRejected => Self::auth_failed(),
+            // Of who refused and why, a client is told nothing; the log says it (CRD-5).
+            FailureCode::CredentialRejected => {
+                Self { message: "No credential may be used for this request.".into(), ..Self::auth_failed() }
+            }
             FailureCode::DeadlineExceeded => Self::deadline(),
             FailureCode::Disconnected
             | FailureCode::DispatchUnacknowledged

@@ -111,6 +111,19 @@ fn a_providers_refused_credential_repeats_nothing() {
 }
 
 #[test]
+fn a_client_is_not_told_why_a_lease_was_refused() {
+    // CRD-5
+    use iop_execution::failure::{BindingField, CredentialReason};
+    let error = failure(FailureCode::CredentialRejected);
+    let plain = ApiError::from_failure(&error, None).to_json();
+    for reason in CredentialReason::PLAIN.iter().copied().chain([CredentialReason::BindingMismatch(BindingField::Slot)])
+    {
+        assert_eq!(ApiError::from_failure(&error.clone().with_credential(reason), None).to_json(), plain, "{reason}");
+    }
+    assert!(String::from_utf8(plain).unwrap().contains("No credential may be used"));
+}
+
+#[test]
 fn cancels_have_rows_too() {
     // API-5
     for reason in CancelReason::ALL {

@@ -342,3 +342,53 @@ fn two_issuers_are_good_while_one_takes_over_from_the_other() {
     pair.desk.update(&[next.public_bytes()], &[state("acme", 3, false)]);
     assert!(!good(&old) && good(&new));
 }
+
+#[test]
+fn whatever_happens_in_whatever_order_a_lease_opens_at_most_once_and_never_after_it_ended() {
+    // I9: every order of arrival, opening, revocation and expiry over one lease that is brought twice
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Arrive(usize),
+        Open(usize),
+        Revoke,
+        Restore,
+        Expire,
+    }
+    use Step::{Arrive, Expire, Open, Restore, Revoke};
+    const STEPS: [Step; 7] = [Arrive(0), Arrive(1), Open(0), Open(1), Revoke, Restore, Expire];
+    const LENGTH: u32 = 4;
+    let pair = pair();
+    for mut order in 0..STEPS.len().pow(LENGTH) {
+        // A lease and a run of its own for each order.
+        let lease = head(pair.issue(Wish::default()));
+        pair.desk.update(&[pair.issuer.public_bytes()], &[state("acme", 3, false)]);
+        let (mut pending, mut opened, mut at, mut good) = ([None, None], 0, pair.start, true);
+        for _ in 0..LENGTH {
+            let step = STEPS[order % STEPS.len()];
+            order /= STEPS.len();
+            match step {
+                Arrive(which) => pending[which] = check(Some(&pair.desk), &lease, &config(), at).ok().flatten(),
+                Open(which) => {
+                    if let Some(lease) = pending[which].take() {
+                        let open = lease.open(&Place, at).is_ok();
+                        assert!(!open || good, "{order}: it opened after it had ended");
+                        opened += u32::from(open);
+                    }
+                }
+                Revoke => {
+                    pair.desk.update(&[pair.issuer.public_bytes()], &[]);
+                    good = false;
+                }
+                Restore => {
+                    pair.desk.update(&[pair.issuer.public_bytes()], &[state("acme", 3, false)]);
+                    good = at == pair.start;
+                }
+                Expire => {
+                    at = pair.start + Duration::from_millis(TTL_MS);
+                    good = false;
+                }
+            }
+        }
+        assert!(opened <= 1, "{opened}");
+    }
+}
