@@ -24,7 +24,11 @@ use crate::openai::{AllowedModels, ApiKeyRecord, ApiKeys, responses};
 use crate::token::{Token, TokenHash, TokenId, TokenKind};
 
 pub use crate::driver::fuzz::{run_event_sequence, tunnel_frame_sequence};
-pub use crate::state::fuzz::engine_edge;
+
+/// Histories of the engine: see `state/fuzz.rs`.
+pub fn engine_edge(data: &[u8]) {
+    crate::state::fuzz::engine_edge(data, std::time::Instant::now());
+}
 
 /// Bodies of requests: what passes is one JSON object, and only `model` and `stream_options` of it change (API-3, API-4).
 pub fn openai_request_parse(data: &[u8]) {

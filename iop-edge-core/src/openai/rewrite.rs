@@ -86,7 +86,8 @@ impl Rewrite {
         let mut dropped = 0;
         for block in split_blocks(&bytes) {
             match block {
-                Ok(block) if block.content == BlockContent::NoData => dropped += 1,
+                // A mark that is not at the start of the stream begins a field with an odd name.
+                Ok(block) if block.content == BlockContent::NoData || block.bom => dropped += 1,
                 Ok(block) => kept.push(block.raw),
                 Err(_) => dropped += 1,
             }
