@@ -157,7 +157,8 @@ pub(crate) fn not_an_event_stream() -> ProviderError {
     ProviderError::protocol("the provider's event stream could not be read")
 }
 
-fn is_failed(choice: &Choice<'_>) -> bool {
+/// It ended by a failure.
+pub(crate) fn is_failed(choice: &Choice<'_>) -> bool {
     choice.finish.is_some_and(|finish| FAILED_FINISHES.iter().any(|failed| finish.is(failed)))
 }
 

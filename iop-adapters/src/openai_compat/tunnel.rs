@@ -12,7 +12,7 @@ use super::choices::Choices;
 use super::{Media, OpenAiCompat, Refusal, failed, in_prefill, media};
 use crate::http::UpstreamResponse;
 use crate::observer::{FRAME_BYTES, Observer, Seen};
-use crate::{chunk, complaint, rules};
+use crate::{chunk, complaint, rules, tracker};
 
 /// Largest whole answer that is checked before any of it is passed on. A larger one passes unchecked.
 const MAX_CHECKED: usize = 1024 * 1024;
@@ -190,6 +190,9 @@ pub(super) fn check(body: &[u8]) -> Result<Option<Usage>, ProviderError> {
     }
     match chunk::read(text) {
         Ok(answer) if answer.error => Err(in_prefill(complaint::reported(text))),
+        Ok(answer) if answer.choices.iter().any(tracker::is_failed) => {
+            Err(in_prefill(ProviderError::reported("the provider gave up in the middle of its answer")))
+        }
         Ok(answer) if text.starts_with(b"{") => Ok(answer.usage),
         Ok(_) | Err(_) => Err(not_json("the provider's answer is not a JSON object")),
     }

@@ -241,6 +241,7 @@ impl Exchange {
                     model,
                     usage: asked.usage,
                     answer: asked.kind.answer(),
+                    mended: asked.kind.mended(),
                 })))
             }
         };

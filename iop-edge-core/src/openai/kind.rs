@@ -1,5 +1,6 @@
 //! Decides in what the requests that a provider answers differ: path, member that must be there, wire, and form of the answer.
 
+use super::mend;
 use super::record::Endpoint;
 use super::rewrite::top_level::Key;
 use crate::api::WireKind;
@@ -64,6 +65,15 @@ impl Kind {
     /// It can be answered by a stream.
     pub(crate) const fn streams(self) -> bool {
         !matches!(self, Self::Embeddings)
+    }
+
+    /// What of a tunnelled answer is looked into. A response is read anyway.
+    pub(crate) const fn mended(self) -> mend::Form {
+        match self {
+            Self::Chat => mend::Form::Chat,
+            Self::Completions => mend::Form::Completions,
+            Self::Embeddings | Self::Responses => mend::Form::Other,
+        }
     }
 
     /// The array without which a provider's whole answer is none.

@@ -95,6 +95,18 @@ closed! {
         UsageDropped = "usage_dropped",
         /// (d) A usage report got its `choices: []`.
         UsageChoices = "usage_choices",
+        /// (e) A finish reason is one of OpenAI's.
+        Finish = "finish_reason",
+        /// (e) A piece of a tool call says which call it belongs to.
+        ToolCall = "tool_call",
+        /// (e) Arguments of a tool call became text.
+        ToolArguments = "tool_arguments",
+        /// (e) A choice got its delta.
+        Delta = "delta",
+        /// (f) Reasoning got its other name.
+        Reasoning = "reasoning",
+        /// A whole answer got members that OpenAI's clients take for granted.
+        Members = "members",
         /// The provider was finished but did not say `[DONE]`.
         Done = "done",
     }

@@ -22,6 +22,7 @@ use iop_execution::{
 use super::commit::Gate;
 use crate::openai::config::{DONE_LINGER, ERROR_LINGER, MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PROVIDER_ERROR_BYTES};
 use crate::openai::errors::ApiError;
+use crate::openai::mend::Form;
 use crate::openai::provider_error::ProviderSaid;
 use crate::openai::record::Edit;
 use crate::openai::rewrite::top_level::{Key, Met, Scan};
@@ -39,6 +40,8 @@ pub(crate) struct Wish {
     pub(crate) usage: bool,
     /// The array without which a whole answer is none.
     pub(crate) answer: Key,
+    /// What of it is looked into.
+    pub(crate) mended: Form,
 }
 
 #[derive(Debug)]
@@ -80,7 +83,7 @@ impl TunnelAnswer {
             stream: wish.stream,
             stage: Stage::Head,
             parts: BytesMut::new(),
-            rewrite: Rewrite::new(wish.model.clone(), wish.usage),
+            rewrite: Rewrite::new(wish.model.clone(), wish.usage, wish.mended),
             model: wish.model,
             answer: wish.answer,
             usage: None,
@@ -244,6 +247,11 @@ impl TunnelAnswer {
                 Ok(renamed) => {
                     if renamed {
                         self.rewrite.count(Edit::Model);
+                    }
+                    // One that is too large to be held passes as it is.
+                    if !gate.is_committed() {
+                        let whole = self.rewrite.document(gate.take_all());
+                        gate.hold(whole);
                     }
                     gate.complete();
                 }
