@@ -6,7 +6,7 @@ use bytes::Bytes;
 use iop_execution::sse::{Block, BlockContent, SseEnd, SseEvent};
 use iop_execution::{FrameFlags, ProviderError, Usage};
 
-use crate::chunk::{self, Choice, Chunk, ResponseEvent};
+use crate::chunk::{self, Choice, Chunk, OtherEvent};
 use crate::complaint;
 
 /// Finish reasons that report a failure, not an end.
@@ -101,7 +101,7 @@ impl Tracker {
         if chunk.choices.iter().any(is_failed) {
             return Err(ProviderError::reported("the provider gave up in the middle of its answer"));
         }
-        let mut content = chunk.response == Some(ResponseEvent::Content);
+        let mut content = chunk.other == Some(OtherEvent::Content);
         for choice in &chunk.choices {
             let bit = 1_u128 << choice.index.min(127);
             self.seen |= bit;
@@ -110,18 +110,21 @@ impl Tracker {
                 self.finished |= bit;
             }
         }
-        if chunk.response == Some(ResponseEvent::Finished) {
+        self.done |= chunk.other == Some(OtherEvent::Last);
+        if matches!(chunk.other, Some(OtherEvent::Finished | OtherEvent::Last)) {
             self.seen |= 1;
             self.finished |= 1;
             self.expected = 1;
         }
-        let report_only = chunk.usage.is_some() && chunk.choices.is_empty() && chunk.response.is_none();
+        let report_only = chunk.usage.is_some() && chunk.choices.is_empty() && chunk.other.is_none();
         let mut flags = match (content, report_only) {
             (true, _) => FrameFlags::CONTENT,
             (false, true) => FrameFlags::USAGE,
             (false, false) => FrameFlags::LIFECYCLE,
         };
-        if !content && self.advances(&chunk) {
+        if self.done {
+            flags = FrameFlags::TERMINAL;
+        } else if !content && self.advances(&chunk) {
             flags = flags.with(FrameFlags::PROGRESS);
         }
         if let Some(usage) = chunk.usage {

@@ -112,6 +112,8 @@ pub struct Capabilities {
     pub reasoning: bool,
     /// Embeddings.
     pub embeddings: bool,
+    /// Anthropic's messages (`POST /v1/messages`), by tunnel.
+    pub messages: bool,
     /// Targets it lists, possibly none.
     pub targets: Vec<TargetInfo>,
 }
@@ -153,6 +155,7 @@ impl Capabilities {
             tools: false,
             reasoning: false,
             embeddings: false,
+            messages: false,
             targets: Vec::new(),
         }
     }

@@ -27,6 +27,8 @@ const MAX_CALLS: usize = 128;
 pub(crate) enum Form {
     Chat,
     Completions,
+    /// Anthropic's: only the model's name stands elsewhere.
+    Messages,
     /// Nothing of it is looked into.
     Other,
 }
@@ -47,7 +49,7 @@ impl Mender {
 
     /// Whole events as SDKs can read them.
     pub(crate) fn events(&mut self, bytes: Bytes, edits: &mut Edits) -> Bytes {
-        if self.form == Form::Other || !self.is_suspicious(&bytes) {
+        if matches!(self.form, Form::Messages | Form::Other) || !self.is_suspicious(&bytes) {
             return bytes;
         }
         let (mut out, mut copied, mut at) = (Vec::new(), 0, 0);
@@ -70,7 +72,7 @@ impl Mender {
 
     /// A whole answer as SDKs can read it.
     pub(crate) fn document(&mut self, bytes: Bytes, edits: &mut Edits) -> Bytes {
-        if self.form == Form::Other {
+        if matches!(self.form, Form::Messages | Form::Other) {
             return bytes;
         }
         let Ok(text) = std::str::from_utf8(&bytes) else { return bytes };
@@ -151,9 +153,9 @@ impl Mender {
                 (false, Some(delta), _) if delta.get() != "null" => Some(delta),
                 (false, delta, message) => {
                     // Some servers send a last chunk in the form of a whole answer.
-                    let with = message.map_or("{}", RawValue::get);
+                    let with = message.map_or_else(|| "{}".to_owned(), |message| self.message(index, message, patch));
                     match delta {
-                        Some(delta) => patch.replace(delta, with.to_owned(), Edit::Delta),
+                        Some(delta) => patch.replace(delta, with, Edit::Delta),
                         None => patch.open(raw, &format!("\"delta\":{with}"), Edit::Delta),
                     }
                     None
@@ -161,8 +163,8 @@ impl Mender {
             };
             if let Some((raw, said)) = said.and_then(|raw| Some((raw, object::<Said<'a>>(raw.get())?))) {
                 self.said(index, raw, &said, whole, patch);
-                called |= self.calls.iter().any(|(known, _)| *known == index);
             }
+            called |= self.calls.iter().any(|(known, _)| *known == index);
         }
         if let Some(finish) = choice.finish_reason {
             mend_finish(finish, called, patch);
@@ -185,6 +187,17 @@ impl Mender {
             }
             Some(_) => {}
         }
+    }
+
+    /// What of a whole message becomes a delta.
+    fn message<'a>(&mut self, index: u64, message: &'a RawValue, patch: &mut Patch<'a>) -> String {
+        let mut own = Patch::new(message.get());
+        if let Some(said) = object::<Said<'a>>(message.get()) {
+            self.said(index, message, &said, false, &mut own);
+        }
+        patch.made.append(&mut own.made);
+        let mended = splice(&Bytes::copy_from_slice(message.get().as_bytes()), &own.splices);
+        String::from_utf8_lossy(&mended).into_owned()
     }
 
     fn said<'a>(&mut self, index: u64, raw: &'a RawValue, said: &Said<'a>, whole: bool, patch: &mut Patch<'a>) {
@@ -217,6 +230,29 @@ impl Mender {
             }
         }
     }
+}
+
+/// The event that begins a message, with another name of the model; none if it is no such event.
+pub(crate) fn renamed_message(event: &Bytes, name: &str) -> Option<Bytes> {
+    #[derive(Deserialize)]
+    struct Start<'a> {
+        #[serde(borrow)]
+        message: Named<'a>,
+    }
+    #[derive(Deserialize)]
+    struct Named<'a> {
+        #[serde(borrow)]
+        model: &'a RawValue,
+    }
+    memmem::find(event, b"message_start")?;
+    for block in split_blocks(event) {
+        let Ok(Block { raw, content: BlockContent::Event(said), .. }) = block else { continue };
+        let Some(start) = std::str::from_utf8(&said.data).ok().and_then(object::<Start<'_>>) else { continue };
+        let span = place_in(event, start.message.model.get().as_bytes());
+        debug_assert!(span.is_some() || place_in(&raw, &said.data).is_none());
+        return span.map(|span| splice(event, &[Splice { span, with: name.to_owned().into() }]));
+    }
+    None
 }
 
 /// Outside of OpenAI's set it is a stop, or the calls that were made; an empty one is none.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId, Usage};
 
-use super::errors::ApiError;
+use super::errors::{ApiError, Dialect};
 use super::recovery::{Liveness, LivenessDecision, LivenessReason};
 use crate::api::{Admitted, Engine};
 use iop_execution::closed_list as closed;
@@ -73,6 +73,8 @@ closed! {
         Embeddings = "embeddings",
         /// A response.
         Responses = "responses",
+        /// A message of Anthropic's API.
+        Messages = "messages",
         /// The list of models, or one of them.
         Models = "models",
         /// Anything else.
@@ -109,6 +111,18 @@ closed! {
         Members = "members",
         /// The provider was finished but did not say `[DONE]`.
         Done = "done",
+    }
+}
+
+impl Endpoint {
+    /// Whose error object its clients read.
+    pub(crate) const fn dialect(self) -> Dialect {
+        match self {
+            Self::Messages => Dialect::Anthropic,
+            Self::Chat | Self::Completions | Self::Embeddings | Self::Responses | Self::Models | Self::Other => {
+                Dialect::OpenAi
+            }
+        }
     }
 }
 
@@ -269,6 +283,10 @@ pub(crate) fn now() -> Instant {
 }
 
 impl Recorder {
+    pub(crate) const fn endpoint(&self) -> Endpoint {
+        self.record.endpoint
+    }
+
     pub(crate) fn new(observer: Arc<dyn RequestObserver>, request_id: RequestId, endpoint: Endpoint) -> Self {
         let record = RequestRecord {
             request_id,

@@ -16,7 +16,7 @@ use memchr::memchr2;
 
 use self::top_level::{Key, Met, Scan};
 use super::edit::{Splice, splice};
-use super::mend::{Form, Mender};
+use super::mend::{Form, Mender, renamed_message};
 use super::record::{Edit, Edits};
 
 /// After this many useless memos none is made any more: the provider writes `model` behind the text.
@@ -37,6 +37,7 @@ pub(crate) struct Rewrite {
     memo: Option<(Bytes, Option<Vec<u8>>)>,
     /// How often the memo was of no use.
     misses: u8,
+    form: Form,
     mender: Mender,
     edits: Edits,
 }
@@ -44,7 +45,7 @@ pub(crate) struct Rewrite {
 impl Rewrite {
     pub(crate) const fn new(model: Option<String>, keep_usage: bool, form: Form) -> Self {
         let mender = Mender::new(form);
-        Self { model, keep_usage, at_start: true, memo: None, misses: 0, mender, edits: Edits::new() }
+        Self { model, keep_usage, at_start: true, memo: None, misses: 0, form, mender, edits: Edits::new() }
     }
 
     /// Edits made so far.
@@ -110,7 +111,16 @@ impl Rewrite {
     /// (a)
     fn rename(&mut self, bytes: Bytes) -> Bytes {
         let Some(name) = self.model.take() else { return bytes };
-        let renamed = self.rename_to(bytes, &name);
+        let renamed = match self.form {
+            Form::Chat | Form::Completions | Form::Other => self.rename_to(bytes, &name),
+            Form::Messages => match renamed_message(&bytes, &name) {
+                Some(renamed) => {
+                    self.count(Edit::Model);
+                    renamed
+                }
+                None => bytes,
+            },
+        };
         self.model = Some(name);
         renamed
     }

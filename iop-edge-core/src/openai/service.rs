@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::body::OpenAiBody;
 use super::chat::{self, refuse};
 use super::config::OpenAiConfig;
-use super::errors::ApiError;
+use super::errors::{ApiError, Dialect};
 use super::kind::Kind;
 use super::models;
 use super::record::{Endpoint, Recorder, RequestId};
@@ -105,7 +105,7 @@ impl OpenAiService {
     }
 
     fn readiness(&self) -> Response<OpenAiBody> {
-        if self.engine.is_ready() { alive() } else { ApiError::not_ready().to_response() }
+        if self.engine.is_ready() { alive() } else { ApiError::not_ready().to_response(Dialect::OpenAi) }
     }
 }
 

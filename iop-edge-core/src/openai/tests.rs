@@ -5,6 +5,7 @@ mod chat_tunnel;
 mod client_idle;
 mod cooling;
 mod limits;
+mod messages;
 mod passed;
 mod records;
 mod recovery;

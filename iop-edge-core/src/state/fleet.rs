@@ -6,7 +6,7 @@ use std::sync::Arc;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, Target};
 use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady, ReadyTarget, WireMode};
 
-use crate::api::WireKind;
+use crate::api::{Wanted, WireKind};
 use crate::catalog::{Candidate, Catalog, DEFAULT_CAPACITY, ModelGroup};
 use crate::state::id::{Generation, ProviderKey};
 use crate::state::ledger::PlaceLimits;
@@ -26,6 +26,7 @@ pub(crate) struct Online {
     draining: bool,
     runs: bool,
     tunnels: bool,
+    messages: bool,
 }
 
 /// One configured provider.
@@ -51,7 +52,7 @@ pub(crate) struct ProviderState {
 
 impl ProviderState {
     /// How it would serve a request that insists on `wanted`; `None` = not now (SEL-3).
-    pub(crate) fn wire(&self, wanted: Option<WireKind>) -> Option<WireKind> {
+    pub(crate) fn wire(&self, wanted: Option<Wanted>) -> Option<WireKind> {
         let usable = self.enabled && self.in_service && !self.overlay.is_lowered();
         let online = self.online.as_ref().filter(|online| usable && !online.draining)?;
         let tunnels = match self.config.wire {
@@ -62,8 +63,9 @@ impl ProviderState {
         let run = online.runs.then_some(WireKind::Run);
         match wanted {
             None => tunnel.or(run),
-            Some(WireKind::Run) => run,
-            Some(WireKind::Tunnel) => tunnel,
+            Some(Wanted::Wire(WireKind::Run)) => run,
+            Some(Wanted::Wire(WireKind::Tunnel)) => tunnel,
+            Some(Wanted::Messages) => tunnel.filter(|_| online.messages),
         }
     }
 
@@ -94,9 +96,9 @@ impl ProviderState {
             limits = PlaceLimits { capacity, long: long.min(limits.long) };
         }
         let adapter = in_force.adapter.clone();
-        let (runs, tunnels) = (report.runs, report.tunnels);
+        let (runs, tunnels, messages) = (report.runs, report.tunnels, report.messages);
         self.overlay.begin(generation, &adapter);
-        self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels });
+        self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels, messages });
         (self.tools, self.reasoning) = (report.tools, report.reasoning);
         self.listed.clone_from(&report.targets);
     }

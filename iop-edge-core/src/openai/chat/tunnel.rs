@@ -73,6 +73,7 @@ pub(crate) struct TunnelAnswer {
     rewrite: Rewrite,
     model: Option<String>,
     answer: Key,
+    mended: Form,
     usage: Option<Usage>,
     tool_call: bool,
 }
@@ -86,6 +87,7 @@ impl TunnelAnswer {
             rewrite: Rewrite::new(wish.model.clone(), wish.usage, wish.mended),
             model: wish.model,
             answer: wish.answer,
+            mended: wish.mended,
             usage: None,
             tool_call: false,
         }
@@ -238,6 +240,10 @@ impl TunnelAnswer {
             Stage::Events => {
                 if !self.parts.is_empty() {
                     return self.fail(Some(protocol("the provider's last event is incomplete")), gate);
+                }
+                if self.mended == Form::Messages {
+                    // Its last event is one of its own, which nobody else can make.
+                    return self.fail(Some(protocol("the provider's answer has no end")), gate);
                 }
                 self.rewrite.count(Edit::Done);
                 gate.hold(Bytes::from_static(DONE));
