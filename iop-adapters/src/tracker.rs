@@ -21,6 +21,8 @@ pub(crate) struct Tracker {
     usage: Usage,
     processed: Option<u64>,
     done: bool,
+    /// Events of other APIs are no answer.
+    only_chat: bool,
 }
 
 /// What one block was.
@@ -47,7 +49,14 @@ impl Tracker {
             usage: Usage::default(),
             processed: None,
             done: false,
+            only_chat: false,
         }
+    }
+
+    /// The answer is one of chats or completions: what another API would send is none.
+    pub(crate) const fn only_chat(mut self) -> Self {
+        self.only_chat = true;
+        self
     }
 
     /// `[DONE]` came: what follows means nothing.
@@ -100,6 +109,10 @@ impl Tracker {
     pub(crate) fn take<'a>(&mut self, chunk: Chunk<'a>) -> Result<Looked<'a>, ProviderError> {
         if chunk.choices.iter().any(is_failed) {
             return Err(ProviderError::reported("the provider gave up in the middle of its answer"));
+        }
+        if self.only_chat && matches!(chunk.other, Some(OtherEvent::Content | OtherEvent::Finished | OtherEvent::Last))
+        {
+            return Err(ProviderError::protocol("the provider answered with events of another API"));
         }
         let mut content = chunk.other == Some(OtherEvent::Content);
         for choice in &chunk.choices {

@@ -187,6 +187,12 @@ fn responses_streams_are_told_apart_too() {
         assert_eq!(outcome.frames[1].1, FrameFlags::CONTENT);
         assert_eq!(outcome.usage.is_some(), end.is_none());
     }
+    // API-7, API-8: to a question for a chat they are no answer, and not an empty one.
+    let mut observer = Observer::new(1).only_chat();
+    observer.feed(start().concat().into());
+    let seen: Vec<_> = std::iter::from_fn(|| observer.next()).collect();
+    let [Ok(_), Err(error)] = &seen[..] else { panic!("{seen:?}") };
+    assert_eq!(error.failure().code, FailureCode::ProviderProtocol);
 }
 
 #[test]

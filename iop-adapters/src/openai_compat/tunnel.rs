@@ -27,6 +27,7 @@ pub(super) async fn relay(
     let path = rules::OPENAI.check(&request.method, &request.path)?;
     let headers = rules::request_headers(&request.headers, request.run_id);
     let (body, choices) = Choices::of(request.body);
+    let only_chat = matches!(path, "/v1/chat/completions" | "/v1/completions");
     let response = match adapter.call(request.method, path, headers, body).await {
         Ok(response) => response,
         Err(refusal) => return Err(refused(refusal, head).await),
@@ -35,7 +36,7 @@ pub(super) async fn relay(
         (_, Media::Html) => Err(in_prefill(ProviderError::protocol("the provider answered with HTML"))),
         (true, Media::Json) => Err(json_for_events(response).await),
         // Some servers call their event stream plain text, or nothing at all.
-        (true, Media::Events | Media::Other) => events(adapter, response, head, choices).await,
+        (true, Media::Events | Media::Other) => events(adapter, response, head, choices, only_chat).await,
         (false, Media::Events) => Err(in_prefill(ProviderError::protocol(
             "the provider answered with an event stream that was not asked for",
         ))),
@@ -66,6 +67,7 @@ async fn events(
     response: UpstreamResponse,
     head: HeadSink,
     choices: Choices,
+    only_chat: bool,
 ) -> Result<TunnelEnd, ProviderError> {
     let mut headers = rules::response_headers(&response.headers);
     if media(&headers) != Media::Events {
@@ -75,6 +77,9 @@ async fn events(
     let mut body = response.body;
     let certain = choices.certain();
     let mut observer = Observer::new(certain.unwrap_or(1));
+    if only_chat {
+        observer = observer.only_chat();
+    }
     let mut linger_until = None;
     loop {
         let read = match linger_until {
