@@ -83,6 +83,10 @@ impl Tracker {
                 None => Ok(Looked::bare(FrameFlags::NONE)),
             },
             BlockContent::ErrorField(value) => Err(complaint::reported(value)),
+            // An end without anything before it is no answer: clients fail on it, or take it for an empty one.
+            BlockContent::Event(event) if event.is_done() && self.seen == 0 && self.usage.is_empty() => {
+                Err(ProviderError::ended_without_terminal())
+            }
             BlockContent::Event(event) if event.is_done() => {
                 self.done = true;
                 Ok(Looked::bare(FrameFlags::TERMINAL))

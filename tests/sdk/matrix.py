@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Unmodified clients x the cases of fault_server.py x both wires x streamed and whole, through iop-edge and iop-node.
 
+Proves API-2.
 usage: matrix.py --python PYTHON --node DIR [--rust BINARY] [--bin target/debug] [--clients a,b] [--wires tunnel,run]
                  [--modes stream,whole] [--cases a,b] [--jobs N] [--markdown]
 PYTHON has openai, langchain-openai and litellm, DIR has node_modules (README.md, "All clients"). What is not given is left out.
@@ -9,9 +10,13 @@ One line per client, wire and mode, then every outcome that must not be: silent_
 import argparse, collections, concurrent.futures, os, re, socket, subprocess, sys, tempfile, time, urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PYTHON = {"openai-python": [], "openai-python async": ["--use-async"], "langchain-openai": ["--lib", "langchain"], "litellm": ["--lib", "litellm"]}
+PYTHON = {"openai-python": [], "openai-python async": ["--use-async"], "langchain-openai": ["--lib", "langchain"], "litellm": ["--lib", "litellm"],
+          "openai-python responses": ["--responses"]}
 NODE = {"openai-node": "openai", "ai-sdk openai chat": "aisdk-chat", "ai-sdk openai-compatible": "compat",
-        "ai-sdk openai responses": "aisdk-responses", "ai-sdk open-responses": "open-responses", "@langchain/openai": "langchain"}
+        "ai-sdk openai responses": "aisdk-responses", "ai-sdk open-responses": "open-responses", "@langchain/openai": "langchain",
+        "openai-node responses": "openai"}
+# These ask for every chat case as a response: the Edge makes it of the provider's chat.
+RESPONSES = {"openai-node responses", "ai-sdk openai responses", "ai-sdk open-responses"}
 RUST = "async-openai"
 
 ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,7 +80,7 @@ def command(client, fleet, mode, wire):
         cases = ["--cases", a.cases] if a.cases else []
         return [a.python, os.path.join(HERE, "sdk_python.py"), "--base", fleet.base + "/v1", *PYTHON[client], *cases, *options], None
     if client in NODE and a.node:
-        return ["node", os.path.join(HERE, "sdk_node.mjs"), NODE[client], fleet.base + "/v1", *([a.cases] if a.cases else []), *options], a.node
+        return ["node", os.path.join(HERE, "sdk_node.mjs"), NODE[client], fleet.base + "/v1", *([a.cases] if a.cases else []), *(["--responses"] if client in RESPONSES else []), *options], a.node
     if client == RUST and a.rust:
         return [a.rust, fleet.base + "/v1", "--expected", a.expected, *(a.cases.split(",") if a.cases else []), *options], None
     return None

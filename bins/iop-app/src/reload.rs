@@ -274,6 +274,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         recovery,
         request_deadline_ms,
         response_model,
+        list_unavailable,
         limits: LimitsConfig { request_body_bytes, connections, connections_per_address },
         link: LinkConfig { congestion },
         observability: ObservabilityConfig { log, filter },
@@ -305,6 +306,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         ("recovery", old.recovery != *recovery),
         ("request_deadline_ms", old.request_deadline_ms != *request_deadline_ms),
         ("response_model", old.response_model != *response_model),
+        ("list_unavailable", old.list_unavailable != *list_unavailable),
         ("limits.request_body_bytes", old.limits.request_body_bytes != *request_body_bytes),
     ]);
     Differences { restart, settings }

@@ -114,8 +114,10 @@ impl ApiError {
 
     /// The model is there, but no provider of it takes this kind of request.
     pub(crate) fn not_served() -> Self {
+        // No 5xx: clients would ask again.
         let message = "No provider of this model serves this endpoint now.";
-        Self::request(StatusCode::NOT_IMPLEMENTED, Some("unsupported_endpoint"), message)
+        let error = Self::request(StatusCode::NOT_FOUND, Some("unsupported_endpoint"), message);
+        Self { param: Some("model"), ..error }
     }
 
     pub(crate) fn body_too_large(limit: usize) -> Self {

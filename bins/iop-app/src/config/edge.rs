@@ -53,6 +53,8 @@ pub struct EdgeConfig {
     pub request_deadline_ms: u64,
     /// Name of the model in answers.
     pub response_model: ResponseModelConfig,
+    /// `/v1/models` lists models too that no provider can serve now.
+    pub list_unavailable: bool,
     /// Limits of the OpenAI listener.
     pub limits: LimitsConfig,
     /// Connections of Nodes.

@@ -96,7 +96,7 @@ async fn errors_have_anthropic_s_shape() {
     let refused = r#"{"type":"error","error":{"type":"invalid_request_error","message":"too many tools"}}"#;
     for (reply, status, kind) in [
         (Reply::Refuse(SubmitError::QueueTimeout), 503, "overloaded_error"),
-        (Reply::Refuse(SubmitError::Unavailable), 501, "api_error"),
+        (Reply::Refuse(SubmitError::Unavailable), 404, "not_found_error"),
         (
             tunnel([head(400, "application/json"), content(refused), failed(FailureCode::ProviderRejected)]),
             400,

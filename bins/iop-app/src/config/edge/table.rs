@@ -324,6 +324,7 @@ pub static EDGE: Object = Object {
             Kind::Choice(&["requested", "target"]),
             "name of the model in answers; default requested",
         ),
+        optional("list_unavailable", Kind::Bool, "/v1/models also lists what no provider can serve now; default false"),
         optional("limits", Kind::Object(&LIMITS), "limits of the OpenAI listener"),
         optional("link", Kind::Object(&LINK), "connections of Nodes"),
         optional("observability", Kind::Object(&OBSERVABILITY), "logs"),
