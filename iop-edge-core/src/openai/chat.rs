@@ -302,6 +302,7 @@ impl Exchange {
     /// Ends the answer from this side, which cancels its run.
     fn give_up(&mut self, error: ApiError) {
         match &mut self.answer {
+            Answer::Tunnel(answer) if answer.is_done() => self.gate.complete(),
             Answer::Run(_) | Answer::Tunnel(_) => self.gate.fail(error),
             Answer::Response(answer) => answer.fail(error, &mut self.gate),
         }

@@ -7,7 +7,7 @@ use iop_execution::{AdapterKey, ModelName, NodeId, Principal, RunId, Target};
 
 use crate::api::{Destination, SubmitError, Wanted, WireKind};
 use crate::catalog::{Candidate, ModelGroup};
-use crate::observe::{Observation, WaitOutcome};
+use crate::observe::{Observation, ProviderLevel, WaitOutcome};
 use crate::state::effect::{Effect, Grant};
 use crate::state::fleet::ProviderState;
 use crate::state::id::AttemptId;
@@ -452,6 +452,10 @@ impl EdgeState {
     /// Resolves every waiter again after providers came, went or changed: who has no candidate left ends now, or once its
     /// absence grace is over (FEN-2, FEN-3).
     pub(super) fn resolve_waiters(&mut self, now: Instant) {
+        for _ in 0..self.fleet.take_raised() {
+            let to = ProviderLevel::Available;
+            self.effects.push_back(Effect::Observe(Observation::HealthTransition { to }));
+        }
         let mut hopeless = Vec::new();
         for at in 0..self.groups.len() {
             let Some(group) = self.groups.get(at) else { continue };

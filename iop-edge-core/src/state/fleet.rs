@@ -81,14 +81,14 @@ impl ProviderState {
         PlaceLimits { capacity, long: long.min(in_force.long) }
     }
 
-    /// What its Node says of it.
+    /// What its Node says of it. Answers whether its health begins anew with that, after evidence had lowered it.
     fn report(
         &mut self,
         of: &Offer,
         in_force: &ProviderConfig,
         pushed: Option<&ProviderConfig>,
         report: &ProviderReady,
-    ) {
+    ) -> bool {
         let Offer { generation, suspect, draining, .. } = *of;
         let mut limits = self.limits(limits(in_force, report.max_concurrency));
         if let Some(pushed) = pushed {
@@ -97,10 +97,11 @@ impl ProviderState {
         }
         let adapter = in_force.adapter.clone();
         let (runs, tunnels, messages) = (report.runs, report.tunnels, report.messages);
-        self.overlay.begin(generation, &adapter);
+        let raised = self.overlay.begin(generation, &adapter);
         self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels, messages });
         (self.tools, self.reasoning) = (report.tools, report.reasoning);
         self.listed.clone_from(&report.targets);
+        raised
     }
 
     /// Its Node is away, or goes away: it may come back (FEN-3).
@@ -155,12 +156,20 @@ pub(crate) struct Fleet {
     offers: HashMap<NodeId, Offer>,
     admissions: u64,
     last_key: u64,
+    /// Providers raised by a new generation or instance, which nobody was told of yet.
+    raised: usize,
 }
 
 impl Fleet {
     pub(crate) fn new(catalog: &Catalog) -> Self {
-        let mut this =
-            Self { providers: Vec::new(), index: HashMap::new(), offers: HashMap::new(), admissions: 0, last_key: 0 };
+        let mut this = Self {
+            providers: Vec::new(),
+            index: HashMap::new(),
+            offers: HashMap::new(),
+            admissions: 0,
+            last_key: 0,
+            raised: 0,
+        };
         this.apply(catalog);
         this
     }
@@ -203,12 +212,12 @@ impl Fleet {
         let ids = self.providers.iter().enumerate();
         self.index = ids.map(|(at, state)| (state.config.provider_id.clone(), at)).collect();
         for state in &mut self.providers {
-            Self::offer(state, self.offers.get(&state.node));
+            self.raised += usize::from(Self::offer(state, self.offers.get(&state.node)));
         }
     }
 
     /// What a provider can do, as its Node said last.
-    fn offer<'a>(state: &mut ProviderState, of: Option<&'a Offer>) {
+    fn offer<'a>(state: &mut ProviderState, of: Option<&'a Offer>) -> bool {
         let id = &state.config.provider_id;
         let within = |config: &'a NodeConfigPayload| config.providers.iter().find(|config| config.provider_id == *id);
         let offered = of.filter(|_| state.enabled).and_then(|of| {
@@ -222,7 +231,10 @@ impl Fleet {
         });
         match offered {
             Some((of, in_force, pushed, report)) => state.report(of, in_force, pushed, report),
-            None => state.online = None,
+            None => {
+                state.online = None;
+                false
+            }
         }
     }
 
@@ -271,8 +283,13 @@ impl Fleet {
     fn offer_again(&mut self, node: &NodeId) {
         let offer = self.offers.get(node);
         for state in self.providers.iter_mut().filter(|state| state.node == *node) {
-            Self::offer(state, offer);
+            self.raised += usize::from(Self::offer(state, offer));
         }
+    }
+
+    /// How many providers a new generation or instance has raised since this was asked last (HLT-3).
+    pub(crate) fn take_raised(&mut self) -> usize {
+        std::mem::take(&mut self.raised)
     }
 
     pub(crate) fn drain(&mut self, generation: Generation) {

@@ -45,7 +45,9 @@ pub(crate) struct Overlay {
 impl Overlay {
     /// Its Node has the provider in this generation, under this key. Another generation starts clean (HLT-3), and so does
     /// another instance: what is said of one that is gone says nothing of it.
-    pub(crate) fn begin(&mut self, generation: Generation, adapter: &AdapterKey) {
+    /// Answers whether that raises it.
+    pub(crate) fn begin(&mut self, generation: Generation, adapter: &AdapterKey) -> bool {
+        let was_lowered = self.is_lowered();
         match &mut self.subject {
             Some((of, key)) if *of == generation => {
                 if key != adapter {
@@ -55,6 +57,7 @@ impl Overlay {
             }
             Some(_) | None => *self = Self { subject: Some((generation, adapter.clone())), ..Self::default() },
         }
+        was_lowered && !self.is_lowered()
     }
 
     /// Its Node says that it does not have what lowered it any more.

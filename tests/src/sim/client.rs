@@ -91,7 +91,7 @@ pub struct Home {
     pub node: usize,
     /// It is used by tunnels.
     pub tunnels: bool,
-    /// Models that it serves.
+    /// Models that it serves, whatever the length of a prompt.
     pub models: Vec<String>,
 }
 
@@ -102,6 +102,12 @@ impl Desk {
 
     pub(super) fn node_of(&self, provider: &str) -> usize {
         self.homes.iter().find(|home| home.provider == provider).map_or(usize::MAX, |home| home.node)
+    }
+
+    /// What is in the facts of a fence may be a window behind this.
+    pub(super) fn is_connected(&self, node: usize) -> bool {
+        let id = format!("n{node}");
+        self.edge.snapshot().nodes.iter().any(|shown| *shown.node.as_str() == *id && shown.connected)
     }
 
     /// A provider of a model that is eligible, beside one that is avoided. Only what has stood for a while counts.

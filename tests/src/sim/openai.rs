@@ -1,7 +1,7 @@
 //! Decides what a simulated OpenAI client asks and what it may see over all attempts of its request: one outcome, the whole
 //! content of one attempt, no replay after content, no end that looks whole and is not.
 //!
-//! [`Watched`] stands between the surface and the Edge and sees each attempt asked for and admitted, so the rules of replay
+//! `Watched` stands between the surface and the Edge and sees each attempt asked for and admitted, so the rules of replay
 //! are checked against what the world knows of the attempts before, not against what the surface says of them.
 
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl Watched {
             let stalled = asking.attempts.last().and_then(|last| Some((last, *facts.stalls.get(&last.run)?)));
             match stalled {
                 None => (asking.avoid, asking.unsure),
-                Some((last, _)) if !is_certain(&facts, last) => (None, true),
+                Some((last, _)) if !is_certain(&facts, last) || !desk.is_connected(last.node) => (None, true),
                 Some((_, stall)) if !stall.confirmed => {
                     problems.push("REC-4: a replay of a call that was not seen to end".to_owned());
                     (None, true)

@@ -184,8 +184,12 @@ impl Stage {
                 }
             }
         });
-        let models_of = |at| {
-            let with = |model: &&ModelPlan| model.candidates.iter().any(|(provider, _)| *provider == at);
+        let models_of = |at: usize| {
+            let takes_long = self.plan.providers.get(at).is_some_and(|provider| provider.long_capacity > 0);
+            let with = |model: &&ModelPlan| {
+                let is_candidate = model.candidates.iter().any(|(provider, _)| *provider == at);
+                is_candidate && (takes_long || model.threshold.is_none())
+            };
             self.plan.models.iter().filter(with).map(|model| model.name.clone()).collect()
         };
         let home = |(at, provider): (usize, &ProviderPlan)| Home {

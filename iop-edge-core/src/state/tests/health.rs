@@ -239,7 +239,10 @@ fn s04_a_new_generation_starts_clean_and_an_old_answer_changes_nothing() {
     assert_eq!(lab.state.commands_on_their_way(), 0);
     lab.state.handle_timeout(lab.now + 30 * SECOND);
     assert!(questions(&effects(&mut lab.state)).is_empty(), "nobody is there to ask");
+    effects(&mut lab.state);
     lab.id = connect(&mut lab.state, "n1", lab.now + 31 * SECOND);
+    let raised = Effect::Observe(Observation::HealthTransition { to: ProviderLevel::Available });
+    assert_eq!(effects(&mut lab.state).iter().filter(|effect| **effect == raised).count(), 1, "OBS-2");
     lab.generation = lab.state.generation(lab.id).unwrap();
     assert!(!lab.lowered());
     lab.now += 32 * SECOND;
