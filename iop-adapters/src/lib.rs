@@ -26,6 +26,9 @@ mod complaint;
 pub mod decorators;
 #[cfg(feature = "demo")]
 pub mod demo;
+#[cfg(all(feature = "fuzzing", feature = "ollama"))]
+#[doc(hidden)]
+pub mod fuzz;
 #[cfg(feature = "openai_compat")]
 pub mod http;
 #[cfg(feature = "openai_compat")]

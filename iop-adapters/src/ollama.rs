@@ -195,5 +195,17 @@ impl Provider for Ollama {
     async fn stop(&self) {}
 }
 
+/// A line is read, or it is none; whatever is read lies in it.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz_line(bytes: &[u8]) {
+    if let Ok(line) = line::read(bytes) {
+        for call in &line.calls {
+            // As it is passed on.
+            let text = call.arguments.map(String::from_utf8_lossy);
+            assert!(text.is_none_or(|text| serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok()));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -72,6 +72,9 @@ pub mod clock;
 pub mod credential;
 pub mod error;
 pub mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod issuer;
 pub mod key_id;
 pub mod lease;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method};
 use iop_execution::{Entropy, NodeId, RunId, RunStream, SessionId, TunnelStream};
 use iop_wire::limits::{CLOSE_LINGER, HEARTBEAT_SLACK, RECEIVE_POOL};
-use iop_wire::{CloseCode, CommandResult, EdgeLink, HeartbeatProfile, NodeCommand};
+use iop_wire::{CloseCode, CommandResult, EdgeLink, HeartbeatProfile, NodeCommand, VerifiedIdentity};
 use tokio::sync::oneshot;
 
 use crate::api::{
@@ -298,6 +298,22 @@ impl Edge {
     /// [`ApplyError`]; nothing changed then.
     pub fn apply_config(&self, catalog: Catalog) -> Result<ConfigChange, ApplyError> {
         self.shared.with(|core, now| core.state.apply_config(Arc::new(catalog), now))
+    }
+
+    /// Looks at the workload identity of every connection again, for example because roots changed or time has passed: `good`
+    /// gets each one with the certificates that proved it. A connection whose identity is no longer good gets no new work, may
+    /// finish what runs for up to [`IDENTITY_DRAIN`](crate::IDENTITY_DRAIN), and is ended as `identity_revoked`. Answers how
+    /// many those are.
+    ///
+    /// `good` is called outside the engine's lock, on the caller's thread.
+    pub fn recheck_identities(&self, good: impl Fn(&VerifiedIdentity) -> bool) -> usize {
+        let shown = self.shared.with(|core, _| core.state.identities());
+        let lost: Vec<_> = shown.into_iter().filter(|(_, identity)| !good(identity)).map(|(id, _)| id).collect();
+        for connection in &lost {
+            // One that has ended meanwhile is none of this.
+            self.shared.with(|core, now| core.state.handle_identity_lost(*connection, now));
+        }
+        lost.len()
     }
 
     /// Takes a Node out of service: what runs there goes on, nothing new is sent. It stays connected, and out of service

@@ -13,12 +13,17 @@
 mod admission;
 mod command;
 mod config;
+mod credential;
 mod effect;
 mod fair;
 mod fleet;
+#[cfg(feature = "fuzzing")]
+#[allow(clippy::panic, clippy::unwrap_used, reason = "a panic is how a target reports")]
+pub(crate) mod fuzz;
 mod groups;
 mod handshake;
 mod id;
+mod identity;
 pub(crate) mod ledger;
 mod overlay;
 mod place;
@@ -33,7 +38,7 @@ mod timers;
 mod view;
 mod wear;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,6 +50,9 @@ use crate::catalog::Catalog;
 use crate::observe::{Observation, WaitOutcome};
 pub(crate) use admission::{Admission, Ask};
 use command::Commands;
+pub use credential::REVISION_OVERLAP;
+use credential::Revisions;
+pub(crate) use credential::{Denial, LeaseOrder};
 pub use effect::EdgeNodeEvent;
 pub(crate) use effect::Effect;
 pub(crate) use effect::Grant;
@@ -54,6 +62,7 @@ use groups::Groups;
 pub(crate) use handshake::RETRY_CROWDED;
 pub(crate) use id::CommandId;
 pub use id::{AttemptId, ConnectionId, Generation};
+pub use identity::IDENTITY_DRAIN;
 pub use ledger::{
     AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass,
 };
@@ -161,8 +170,11 @@ pub(crate) struct EdgeState {
     clock: FairClock,
     /// Nodes that an operator took out of service.
     held: BTreeSet<NodeId>,
+    /// Connections whose identity is worth nothing any more, and when they end at the latest.
+    identity_over: BTreeMap<ConnectionId, Instant>,
     probes: Probes,
     commands: Commands,
+    revisions: Revisions,
     attempts: HashMap<AttemptId, Attempt>,
     runs: HashMap<RunId, AttemptId>,
     last_attempt: u64,
@@ -180,6 +192,7 @@ impl EdgeState {
     ) -> Self {
         let fleet = Fleet::new(&catalog);
         let groups = Groups::new(&catalog, &fleet);
+        let revisions = Revisions::new(catalog.credentials());
         Self {
             catalog,
             edge_id,
@@ -191,8 +204,10 @@ impl EdgeState {
             policy,
             clock: FairClock::default(),
             held: BTreeSet::new(),
+            identity_over: BTreeMap::new(),
             probes: Probes::default(),
             commands: Commands::default(),
+            revisions,
             attempts: HashMap::new(),
             runs: HashMap::new(),
             last_attempt: 0,
@@ -236,7 +251,9 @@ impl EdgeState {
             | Timer::Cooling(_)
             | Timer::Command(_)
             | Timer::Question(_)
-            | Timer::Challenge(_) => false,
+            | Timer::Revisions
+            | Timer::Challenge(_)
+            | Timer::Identity(_) => false,
         }
     }
 
@@ -263,7 +280,9 @@ impl EdgeState {
             Timer::Cooling(_) => self.pump(now),
             Timer::Command(id) => self.command_over(id, now),
             Timer::Question(provider) => self.ask_about(provider, now),
+            Timer::Revisions => self.revisions_due(now),
             Timer::Challenge(newcomer) => self.challenge_over(newcomer, at, now),
+            Timer::Identity(connection) => self.identity_drained(connection, now),
         }
     }
 
@@ -294,6 +313,8 @@ impl EdgeState {
     fn end_connection(&mut self, connection: ConnectionId, code: CloseCode, now: Instant) {
         self.timers.disarm(Timer::Handshake(connection));
         self.timers.disarm(Timer::Challenge(connection));
+        self.timers.disarm(Timer::Identity(connection));
+        self.identity_over.remove(&connection);
         self.probes.forget(connection);
         self.forget_commands(connection, now);
         let node = match self.registry.close(connection) {

@@ -25,11 +25,15 @@ pub mod address;
 pub mod chat;
 mod closed;
 pub mod complaint;
+pub mod credential;
 pub mod entropy;
 pub mod event;
 pub mod execution;
 pub mod failure;
 pub mod frame;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod gate;
 pub mod id;
 pub mod ndjson;
@@ -48,6 +52,7 @@ pub mod usage;
 pub use activity::{Activity, classify_event, classify_frame};
 pub use async_trait::async_trait;
 pub use chat::ChatInput;
+pub use credential::CallCredential;
 pub use entropy::Entropy;
 pub use event::{CancelReason, Completion, FinishReason, RunEvent, RunEventKind, ToolCallDelta};
 pub use execution::{RunExecution, TunnelExecution};

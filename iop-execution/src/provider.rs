@@ -114,6 +114,8 @@ pub struct Capabilities {
     pub embeddings: bool,
     /// Anthropic's messages (`POST /v1/messages`), by tunnel.
     pub messages: bool,
+    /// It makes each call with the credential that comes with it ([`RunRequest::credential`]).
+    pub credentials: bool,
     /// Targets it lists, possibly none.
     pub targets: Vec<TargetInfo>,
 }
@@ -156,6 +158,7 @@ impl Capabilities {
             reasoning: false,
             embeddings: false,
             messages: false,
+            credentials: false,
             targets: Vec::new(),
         }
     }
@@ -164,6 +167,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_tunnels(mut self) -> Self {
         self.tunnels = true;
+        self
+    }
+
+    /// With credentials per call.
+    #[must_use]
+    pub const fn with_credentials(mut self) -> Self {
+        self.credentials = true;
         self
     }
 

@@ -20,6 +20,8 @@
 
 mod fields;
 mod framer;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod naive;
 #[cfg(test)]
 mod tests;
 

@@ -5,12 +5,16 @@ use std::pin::Pin;
 
 use futures_core::Stream;
 
+use crate::identity::VerifiedIdentity;
 use crate::message::{RunNumber, Sequenced};
 
+pub mod failure;
 pub mod fault;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 pub mod memory;
+
+pub use failure::{HandshakeError, HandshakeFailure};
 
 /// How a link broke. The text is for logs and holds no payload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +40,10 @@ pub enum LinkError {
     /// The transport broke.
     #[error("the transport broke: {0}")]
     Transport(String),
+    /// The peer ended the connection while it was being made: a client of TLS 1.3 learns only afterwards that its certificate
+    /// was refused.
+    #[error("{0}")]
+    Handshake(HandshakeError),
 }
 
 /// Who is at the other end, as far as the transport knows.
@@ -44,14 +52,14 @@ pub enum LinkError {
 pub struct PeerIdentity {
     /// Address of the peer, for logs and rate limits.
     pub address: Option<std::net::SocketAddr>,
-    /// Workload identity from a verified certificate.
-    pub identity: Option<String>,
+    /// Workload identity that a verified certificate proved (CRD-10). None = it showed none, or the transport checks none.
+    pub identity: Option<VerifiedIdentity>,
 }
 
 impl PeerIdentity {
     /// A peer at an address, with the identity its certificate proved.
     #[must_use]
-    pub const fn new(address: Option<std::net::SocketAddr>, identity: Option<String>) -> Self {
+    pub const fn new(address: Option<std::net::SocketAddr>, identity: Option<VerifiedIdentity>) -> Self {
         Self { address, identity }
     }
 }
@@ -103,4 +111,7 @@ pub enum ConnectError {
     /// It may work later.
     #[error("{0}")]
     Retryable(String),
+    /// The connection could not be made; it may work later.
+    #[error("{0}")]
+    Handshake(HandshakeError),
 }

@@ -1,17 +1,58 @@
 //! Decides what the log says of Nodes: who came with which capacity, who went, who was refused.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use iop_edge_core::events::Notice;
 use iop_edge_core::{Edge, EdgeNodeEvent};
 use iop_execution::NodeId;
-use iop_wire::{CloseCode, RefusalReason};
+use iop_wire::{CloseCode, HandshakeError, HandshakeFailure, PeerIdentity, RefusalReason};
 use tokio::time::Instant;
+
+use crate::metrics::EdgeMetrics;
 
 /// One line for each reason of refusal in this time: strangers must not fill the log.
 const REFUSAL_LINE_EVERY: Duration = Duration::from_secs(60);
+
+/// Tells of connections of Nodes that failed before they had a session: one line for each reason in a while, all counted.
+#[derive(Debug)]
+pub struct HandshakeLog {
+    metrics: EdgeMetrics,
+    lines: Mutex<HashMap<HandshakeFailure, (Instant, u64)>>,
+}
+
+impl HandshakeLog {
+    /// Counts in these metrics.
+    #[must_use]
+    pub fn new(metrics: EdgeMetrics) -> Self {
+        Self { metrics, lines: Mutex::default() }
+    }
+
+    /// One connection failed.
+    pub fn failed(&self, peer: &PeerIdentity, error: &HandshakeError) {
+        let (reason, now) = (error.failure, Instant::now());
+        self.metrics.handshake_failed(reason);
+        let address = peer.address.map(|address| address.ip());
+        // Scanners and health checks of load balancers do this all day.
+        let is_news = reason.is_about_certificates() || matches!(reason, HandshakeFailure::TlsVersion);
+        if !is_news {
+            tracing::debug!(address = address.map(tracing::field::display), %reason, "a connection ended early: {error}");
+            return;
+        }
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, silent) = lines.entry(reason).or_insert((now - REFUSAL_LINE_EVERY, 0));
+        if now - *last < REFUSAL_LINE_EVERY {
+            *silent += 1;
+            return;
+        }
+        let more = std::mem::take(silent);
+        *last = now;
+        drop(lines);
+        tracing::warn!(address = address.map(tracing::field::display), %reason, more, "a node could not connect: {error}");
+    }
+}
 
 /// Logs the life of Nodes for as long as the Edge lives.
 ///

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use iop_edge_core::observe::{Observation, Observer};
 use iop_edge_core::openai::{LivenessObservation, RequestObserver, RequestRecord};
+use iop_wire::HandshakeFailure;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -52,6 +53,11 @@ struct ResultLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EvidenceLabels {
     source: &'static str,
     result: &'static str,
@@ -71,6 +77,12 @@ struct EligibilityLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CredentialLabels {
+    by: &'static str,
+    reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -158,6 +170,8 @@ pub struct EdgeMetrics {
     model_oldest_wait: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     config_revision: Gauge,
     reloads: Family<ResultLabel, Counter>,
+    certificates: Family<ResultLabel, Counter>,
+    handshakes_failed: Family<ReasonLabel, Counter>,
     pushes: Family<ResultLabel, Counter>,
     penalties: Family<ProviderLabel, Counter>,
     coolings: Family<ProviderLabel, Counter>,
@@ -176,6 +190,8 @@ pub struct EdgeMetrics {
     violations: Family<Kind, Counter>,
     receipt: Histogram,
     pool_exhausted: Counter,
+    credential_leases: Family<OutcomeLabel, Counter>,
+    credential_refusals: Family<CredentialLabels, Counter>,
     evidence: Family<EvidenceLabels, Counter>,
     transitions: Family<TransitionLabel, Counter>,
     eligibility: Family<EligibilityLabels, Counter>,
@@ -216,6 +232,8 @@ impl EdgeMetrics {
             model_oldest_wait: Family::default(),
             config_revision: Gauge::default(),
             reloads: Family::default(),
+            certificates: Family::default(),
+            handshakes_failed: Family::default(),
             pushes: Family::default(),
             penalties: Family::default(),
             coolings: Family::default(),
@@ -233,6 +251,8 @@ impl EdgeMetrics {
             violations: Family::default(),
             receipt: Histogram::new(SECONDS),
             pool_exhausted: Counter::default(),
+            credential_leases: Family::default(),
+            credential_refusals: Family::default(),
             evidence: Family::default(),
             transitions: Family::default(),
             eligibility: Family::default(),
@@ -279,6 +299,12 @@ impl EdgeMetrics {
         );
         registry.register("config_revision", "Revision of the config in force", all.config_revision.clone());
         registry.register("config_reloads", "Attempts to take a new config", all.reloads.clone());
+        registry.register("certificate_reloads", "Changes of certificate files", all.certificates.clone());
+        registry.register(
+            "node_handshakes_failed",
+            "Connections to the listener of Nodes that ended before a session",
+            all.handshakes_failed.clone(),
+        );
         registry.register("config_pushes", "New configs sent to ready Nodes that ended", all.pushes.clone());
         registry.register("provider_penalties", "Failures that count as load for a while", all.penalties.clone());
         registry.register("provider_coolings", "Times that a provider said it is busy", all.coolings.clone());
@@ -301,6 +327,16 @@ impl EdgeMetrics {
         registry.register("violations", "Breaches of the protocol by Nodes", all.violations.clone());
         registry.register_with_unit("dispatch_receipt", "From dispatch to receipt", Unit::Seconds, all.receipt.clone());
         registry.register("receive_pool_exhausted", "Runs cancelled for lack of buffer", all.pool_exhausted.clone());
+        registry.register(
+            "credential_leases",
+            "Credential leases that were issued, and those of them that never reached their Node",
+            all.credential_leases.clone(),
+        );
+        registry.register(
+            "credential_refusals",
+            "Credentials that were not used: no lease was issued, or the Node refused it",
+            all.credential_refusals.clone(),
+        );
         all.register_liveness(&mut registry);
         all.registry = Arc::new(registry);
         all
@@ -345,6 +381,17 @@ impl EdgeMetrics {
     pub fn reloaded(&self, applied: bool) {
         let result = if applied { "applied" } else { "refused" };
         self.reloads.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Certificate files changed, and what they hold now was taken or not.
+    pub fn certificates_changed(&self, applied: bool) {
+        let result = if applied { "applied" } else { "refused" };
+        self.certificates.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// A connection to the listener of Nodes ended before it had a session.
+    pub fn handshake_failed(&self, reason: HandshakeFailure) {
+        self.handshakes_failed.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
     }
 
     /// Everything as Prometheus text, with gauges as they are now.
@@ -496,6 +543,16 @@ impl Observer for EdgeMetrics {
             Observation::Receipt { after } => self.receipt.observe(after.as_secs_f64()),
             Observation::PoolExhausted => {
                 self.pool_exhausted.inc();
+            }
+            Observation::CredentialIssued => {
+                self.credential_leases.get_or_create(&OutcomeLabel { outcome: "issued" }).inc();
+            }
+            Observation::CredentialUnused => {
+                self.credential_leases.get_or_create(&OutcomeLabel { outcome: "unused" }).inc();
+            }
+            Observation::CredentialRefused { by, reason } => {
+                let labels = CredentialLabels { by: by.as_str(), reason: reason.as_str() };
+                self.credential_refusals.get_or_create(&labels).inc();
             }
             _ => tracing::debug!("an observation without a metric"),
         }

@@ -4,7 +4,7 @@
 //! file that changes one of these is refused as a whole, so that what runs is always one file and never half of two.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use iop_edge_core::api::{ApplyError, ConfigChange};
@@ -12,6 +12,7 @@ use iop_edge_core::catalog::Catalog;
 use tokio::time::Instant;
 
 use crate::admin::AdminKey;
+use crate::certificates::EdgeCertificates;
 use crate::config::edge::{AuthConfig, LimitsConfig, ListenConfig, NodeRecord, ObservabilityConfig};
 use crate::config::link::LinkConfig;
 use crate::config::{EdgeConfig, LoadedEdge, Problems, Severity};
@@ -40,6 +41,7 @@ struct Inner {
     key: AdminKey,
     /// `created` of every model: what `/v1/models` says stays what it was.
     created: u64,
+    certificates: OnceLock<EdgeCertificates>,
     state: Mutex<State>,
 }
 
@@ -154,7 +156,13 @@ impl Reloader {
     ) -> Self {
         let state = Mutex::new(State { loaded, revision: FIRST_REVISION, last: None });
         runtime.metrics().config_revision(FIRST_REVISION);
-        Self(Arc::new(Inner { apply, runtime, key, created, state }))
+        let certificates = OnceLock::new();
+        Self(Arc::new(Inner { apply, runtime, key, created, certificates, state }))
+    }
+
+    /// Looks at these certificates with every reload: whoever asks for one has renewed something.
+    pub fn with_certificates(&self, certificates: EdgeCertificates) {
+        let _once = self.0.certificates.set(certificates);
     }
 
     /// What is in force.
@@ -186,6 +194,9 @@ impl Reloader {
     fn reload_now(&self) -> Result<Reloaded, ReloadError> {
         // One at a time: the second of two reads what the first one put in force.
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(certificates) = self.0.certificates.get() {
+            certificates.look(true);
+        }
         let outcome = self.take(&mut state);
         let summary = match &outcome {
             Ok(reloaded) => {
@@ -246,8 +257,17 @@ fn log_problems(problems: &Problems) {
 fn changed_tokens(old: &[NodeRecord], new: &[NodeRecord]) -> bool {
     new.iter().any(|node| {
         let before = old.iter().find(|old| old.id == node.id);
-        before.is_some_and(|old| (&old.token_id, &old.token_hash) != (&node.token_id, &node.token_hash))
+        let token = |node: &NodeRecord| {
+            let NodeRecord { token_id, token_hash, token_expires_at, previous_token, .. } = node.clone();
+            (token_id, token_hash, token_expires_at, previous_token)
+        };
+        before.is_some_and(|old| token(old) != token(node))
     })
+}
+
+/// Identities of the Nodes, which the engine does not tell of either.
+fn changed_identities(old: &[NodeRecord], new: &[NodeRecord]) -> bool {
+    new.iter().any(|node| old.iter().any(|old| old.id == node.id && old.identities != node.identities))
 }
 
 /// What two configs differ in, apart from Nodes and models, which the engine compares.
@@ -265,8 +285,10 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         edge_id: _,
         listen: ListenConfig { openai, nodes: node_listener, admin: admin_listener },
         tls,
-        auth: AuthConfig { api_keys },
+        auth: AuthConfig { api_keys, api_keys_file: _, node_tokens_file: _ },
         admin,
+        credentials,
+        trust_domain: _,
         nodes,
         models,
         queue,
@@ -275,6 +297,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         request_deadline_ms,
         response_model,
         list_unavailable,
+        cors,
         limits: LimitsConfig { request_body_bytes, connections, connections_per_address },
         link: LinkConfig { congestion },
         observability: ObservabilityConfig { log, filter },
@@ -290,6 +313,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         ("listen.admin", old.listen.admin.address != admin_listener.address),
         ("tls.openai", old.tls.openai != tls.openai),
         ("tls.nodes", old.tls.nodes != tls.nodes),
+        ("trust_domain", old.trust_domain() != new.trust_domain()),
         ("limits.connections", old.limits.connections != *connections),
         ("limits.connections_per_address", old.limits.connections_per_address != *connections_per_address),
         ("link.congestion", old.link.congestion != *congestion),
@@ -299,14 +323,17 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
     let settings = changed(&[
         ("models: auto", old.models.is_auto() != models.is_auto()),
         ("nodes[].token_hash", changed_tokens(&old.nodes, nodes)),
-        ("auth.api_keys", old.auth.api_keys != *api_keys),
+        ("auth.api_keys", old.auth.api_keys != *api_keys || old.auth.is_open() != new.auth.is_open()),
+        ("nodes[].identities", changed_identities(&old.nodes, nodes)),
         ("admin", old.admin != *admin),
+        ("credentials", old.credentials != *credentials),
         ("queue", old.queue != *queue),
         ("health", old.health != *health),
         ("recovery", old.recovery != *recovery),
         ("request_deadline_ms", old.request_deadline_ms != *request_deadline_ms),
         ("response_model", old.response_model != *response_model),
         ("list_unavailable", old.list_unavailable != *list_unavailable),
+        ("cors", old.cors != *cors),
         ("limits.request_body_bytes", old.limits.request_body_bytes != *request_body_bytes),
     ]);
     Differences { restart, settings }

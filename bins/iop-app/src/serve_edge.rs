@@ -8,14 +8,16 @@ use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::{AdminKey, Api};
+use crate::certificates::EdgeCertificates;
 use crate::config::LoadedEdge;
 use crate::edge_runtime::EdgeRuntime;
 use crate::exit::Failure;
+use crate::lifecycle::HandshakeLog;
 use crate::listener::{HttpListener, Limits};
 use crate::reload::{FIRST_REVISION, Reloader};
 use crate::shutdown::{Hangup, Shutdown};
 use crate::term::say;
-use crate::{timers, tls};
+use crate::timers;
 
 #[cfg(test)]
 mod tests;
@@ -29,7 +31,7 @@ pub struct BoundEdge {
     reloader: Reloader,
     api: Api,
     nodes: TcpListener,
-    nodes_tls: Option<std::sync::Arc<rustls::ServerConfig>>,
+    certificates: EdgeCertificates,
     congestion: Congestion,
     /// Where clients connect.
     pub openai_address: SocketAddr,
@@ -56,26 +58,14 @@ fn cannot_listen(name: &str, address: SocketAddr, error: &std::io::Error) -> Fai
 /// [`Failure`] with the listener's name.
 pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
     let config = &loaded.config;
-    let unusable = |error: tls::TlsError| Failure::usage(error.to_string());
-    let pair =
-        |pair: &Option<crate::config::edge::TlsPair>| pair.as_ref().map(|pair| pair.load(loaded.base())).transpose();
-    let openai_tls = pair(&config.tls.openai)
-        .map_err(unusable)?
-        .map(|pair| tls::openai_server(&pair))
-        .transpose()
-        .map_err(unusable)?;
-    let nodes_tls = pair(&config.tls.nodes)
-        .map_err(unusable)?
-        .map(|pair| tls::nodes_server(&pair))
-        .transpose()
-        .map_err(unusable)?;
-
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let catalog = loaded.catalog(created, FIRST_REVISION)?;
     let key = AdminKey::new(loaded.admin_key()?);
     let runtime = EdgeRuntime::start(catalog, config.edge_id(), loaded.openai()?);
+    let certificates = EdgeCertificates::load(loaded, &runtime)?;
     timers::log(None, config);
     let reloader = Reloader::new(loaded.clone(), created, runtime.clone(), key.clone());
+    reloader.with_certificates(certificates.clone());
 
     let limits = Limits {
         connections: config.limits.connections,
@@ -83,7 +73,7 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
         ..Limits::default()
     };
     let address = config.listen.openai.address;
-    let openai = HttpListener::bind(address, openai_tls, limits)
+    let openai = HttpListener::bind_with(address, certificates.openai(), limits)
         .await
         .map_err(|error| cannot_listen("openai", address, &error))?;
     let address = config.listen.nodes.address;
@@ -104,7 +94,7 @@ pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
         openai,
         admin,
         nodes,
-        nodes_tls,
+        certificates,
         congestion: config.link.congestion.into(),
     })
 }
@@ -124,15 +114,19 @@ impl BoundEdge {
 
     /// Serves until `shutdown`.
     pub async fn serve(self, shutdown: Shutdown) {
-        let Self { runtime, openai, admin, api, nodes, nodes_tls, congestion, .. } = self;
+        let Self { runtime, openai, admin, api, nodes, certificates, congestion, .. } = self;
         let router = runtime.admin().merge(api.router());
         let (links, edge) = (TaskTracker::new(), runtime.edge().clone());
         let accept = tokio_util::sync::CancellationToken::new();
         let spawn = links.clone();
-        let mut listener = GrpcListener::new(nodes).with_congestion(congestion);
-        if let Some(tls) = nodes_tls {
-            listener = listener.with_tls(tls);
+        let failures = HandshakeLog::new(runtime.metrics().clone());
+        let mut listener = GrpcListener::new(nodes)
+            .with_congestion(congestion)
+            .with_failures(move |peer, error| failures.failed(peer, error));
+        if let Some(tls) = certificates.nodes() {
+            listener = listener.with_tls_from(move || tls());
         }
+        let renewing = tokio::spawn(certificates.keep());
         let attach = move |link| {
             spawn.spawn(edge.attach(link));
         };
@@ -141,6 +135,7 @@ impl BoundEdge {
         // After Goodbye; the engine refuses Nodes since the shutdown began.
         accept.cancel();
         accepting.abort();
+        renewing.abort();
     }
 }
 
@@ -166,14 +161,12 @@ pub async fn serve(loaded: LoadedEdge) -> Result<(), Failure> {
             let _logged = reloader.reload().await;
         }
     });
-    let scheme = |pair: &Option<crate::config::edge::TlsPair>, tls: &'static str, plain: &'static str| {
-        if pair.is_some() { tls } else { plain }
-    };
+    let scheme = |tls: bool| if tls { "https" } else { "http" };
     say(format!(
         "listening openai={}://{} nodes={}://{} admin=http://{}",
-        scheme(&loaded.config.tls.openai, "https", "http"),
+        scheme(loaded.config.tls.openai.is_some()),
         bound.openai_address,
-        scheme(&loaded.config.tls.nodes, "https", "http"),
+        scheme(loaded.config.tls.nodes.is_some()),
         bound.nodes_address,
         bound.admin_address,
     ));

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use iop_node_core::journal::JournalTrouble;
 use iop_node_core::journal::sqlite::{SqliteJournal, SqliteOptions};
 use iop_node_core::{
-    AllowUpstream, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath,
-    ServeEnd, StallObservation,
+    AllowUpstream, LeaseOutcome, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome,
+    RunPath, ServeEnd, StallObservation,
 };
-use iop_wire::link::grpc::GrpcConnector;
-use iop_wire::{CloseCode, Connector, RefusalReason};
+use iop_wire::link::grpc::{GrpcConnector, WantedEdge};
+use iop_wire::{CloseCode, Connector, RefusalReason, WorkloadRole};
 
 use crate::adapters::BuiltIn;
 use crate::admin::{Admin, router};
@@ -19,9 +19,10 @@ use crate::config::node::JournalSettings;
 use crate::exit::{Exit, Failure};
 use crate::listener::{HttpListener, Limits};
 use crate::node_metrics::NodeMetrics;
+use crate::renew::{Look, Renewable};
 use crate::shutdown::Shutdown;
 use crate::term::say;
-use crate::tls;
+use crate::tls::{self, TlsError};
 
 /// How the Edge is dialled.
 ///
@@ -34,9 +35,38 @@ pub fn connector(settings: &NodeSettings) -> Result<Arc<dyn Connector>, Failure>
         let plain = GrpcConnector::plaintext(edge.dial.as_str()).map_err(wrong)?;
         return Ok(Arc::new(plain.with_congestion(settings.congestion.into())));
     }
-    let config = tls::node_client(settings.ca.as_deref()).map_err(|error| Failure::usage(error.to_string()))?;
-    let connector = GrpcConnector::tls(edge.dial.as_str(), config, Some(&edge.tls_name)).map_err(wrong)?;
+    let config = client(settings).map_err(|error| Failure::usage(error.to_string()))?;
+    let fresh = move || -> Arc<rustls::ClientConfig> {
+        // Between two connections: nobody else waits for this task.
+        match config.look() {
+            Look::Same | Look::Bad { again: true, .. } => {}
+            Look::Renewed => tracing::info!("certificates renewed"),
+            Look::Bad { problem, again: false } => {
+                tracing::error!(%problem, "the changed certificates can't be used: the old ones stay in force");
+            }
+        }
+        Arc::clone(&config.get())
+    };
+    let connector = GrpcConnector::tls_from(edge.dial.as_str(), fresh, Some(&edge.tls_name)).map_err(wrong)?;
     Ok(Arc::new(connector.with_congestion(settings.congestion.into())))
+}
+
+/// TLS as these settings ask for it, made again when a file changes.
+fn client(settings: &NodeSettings) -> Result<Renewable<Arc<rustls::ClientConfig>>, TlsError> {
+    let (ca, own, identity) = (settings.ca.clone(), settings.own.clone(), settings.edge.identity.clone());
+    let own_files = own.iter().flat_map(|pair| [pair.cert.clone(), pair.key.clone()]);
+    let files = ca.iter().cloned().chain(own_files).collect();
+    Renewable::new(files, move || {
+        let pair = own.as_ref().map(|pair| tls::load_pair(&pair.cert, &pair.key)).transpose()?;
+        let domain = pair.as_ref().map(|pair| tls::own_identity(pair, WorkloadRole::Node)).transpose()?;
+        let wanted = match (&identity, domain) {
+            (Some(identity), _) => Some(WantedEdge::Exactly(identity.clone())),
+            // Managed: the Edge proves who it is, too.
+            (None, Some(own)) => Some(WantedEdge::OfDomain(own.trust_domain().clone())),
+            (None, None) => None,
+        };
+        tls::identified_node_client(ca.as_deref(), pair.as_ref(), wanted)
+    })
 }
 
 /// The Node of these settings; it writes no journal.
@@ -63,6 +93,7 @@ fn builder(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<N
         .observer(observer)
         .reconnect(policy)
         .allow_upstream(upstream)
+        .lease_issuers(settings.lease_issuers.clone())
         .version(env!("CARGO_PKG_VERSION")))
 }
 
@@ -187,6 +218,10 @@ impl NodeObserver for Teller {
         self.metrics.config_pushed(applied);
     }
 
+    fn credential_lease(&self, outcome: LeaseOutcome) {
+        self.metrics.credential_lease(outcome);
+    }
+
     fn response_stalled(&self, stall: &StallObservation) {
         self.metrics.response_stalled(stall);
     }
@@ -208,7 +243,7 @@ impl NodeObserver for Teller {
     }
 }
 
-fn failure(error: &NodeError, settings: &NodeSettings) -> Failure {
+pub(crate) fn failure(error: &NodeError, settings: &NodeSettings) -> Failure {
     let failure = Failure { exit: Exit::Fatal, message: error.to_string(), hint: None };
     match error {
         NodeError::Exhausted { .. } => Failure { exit: Exit::Exhausted, ..failure }.hint(format!(
@@ -217,6 +252,12 @@ fn failure(error: &NodeError, settings: &NodeSettings) -> Failure {
         )),
         NodeError::Refused(RefusalReason::UnknownToken) => {
             failure.hint("no `nodes:` entry of edge.yaml has this token: compare its token_id and token_hash with `iop-edge hash < node.token`")
+        }
+        NodeError::Refused(RefusalReason::IdentityRequired) => {
+            failure.hint("the Edge wants this Node's certificate: name it with --cert and --cert-key (tls: { cert, key } in node.yaml)")
+        }
+        NodeError::Refused(RefusalReason::IdentityMismatch) => {
+            failure.hint("token and certificate belong to different `nodes:` entries of edge.yaml: its `identities` must hold the URI name of the certificate (openssl x509 -in node.pem -noout -ext subjectAltName)")
         }
         NodeError::Refused(RefusalReason::UnsupportedProtocol) => failure.hint("Edge and Node are of versions too far apart: update the older one"),
         _ => failure,

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use iop_wire::link::grpc::{EdgeVerifier, IdentityProblem, NodeVerifier, WantedEdge, certificate_identity};
+use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject as _;
@@ -39,6 +41,16 @@ pub enum TlsError {
         /// What is wrong.
         problem: String,
     },
+    /// A certificate without the workload identity that its owner must show (CRD-10).
+    #[error("certificate {}: {}", path.display(), identity_problem(*role, *problem))]
+    Identity {
+        /// The certificate's file.
+        path: PathBuf,
+        /// Whose it is.
+        role: WorkloadRole,
+        /// What is wrong.
+        problem: IdentityProblem,
+    },
     /// No root certificate was found on this system.
     #[error("no trusted certificates were found on this system: name a CA with --ca")]
     NoRoots,
@@ -50,6 +62,20 @@ impl TlsError {
     pub const fn is_about_key(&self) -> bool {
         matches!(self, Self::Key { .. })
     }
+}
+
+fn identity_problem(role: WorkloadRole, problem: IdentityProblem) -> String {
+    let what = match problem {
+        IdentityProblem::Unreadable => "it can't be read",
+        IdentityProblem::Ca => "it is a CA's, which can't be shown to a peer",
+        IdentityProblem::Missing => "it has no URI name",
+        IdentityProblem::Ambiguous => "it has more than one URI name",
+        IdentityProblem::Malformed => "its URI name is no workload identity",
+        IdentityProblem::Foreign => "its URI name is of another trust domain",
+        IdentityProblem::Role => "its URI name is of the wrong kind",
+        IdentityProblem::Unexpected => "its URI name is another one",
+    };
+    format!("{what}; it needs exactly one, spiffe://<trust domain>/iop/{role}/<id>")
 }
 
 /// A certificate chain with its key.
@@ -100,6 +126,31 @@ pub fn load_pair(cert: &Path, key: &Path) -> Result<Pair, TlsError> {
     Ok(pair)
 }
 
+/// The certificates of a PEM file as roots of trust.
+///
+/// # Errors
+/// [`TlsError::Certificate`].
+pub fn load_roots(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in load_certificates(path)? {
+        let problem =
+            |error: rustls::Error| TlsError::Certificate { path: path.to_path_buf(), problem: error.to_string() };
+        roots.add(certificate).map_err(problem)?;
+    }
+    Ok(roots)
+}
+
+/// The workload identity in a certificate of our own, so that a wrong one is found before a peer refuses it.
+///
+/// # Errors
+/// [`TlsError::Identity`].
+pub fn own_identity(pair: &Pair, role: WorkloadRole) -> Result<WorkloadIdentity, TlsError> {
+    let wrong = |problem: IdentityProblem| TlsError::Identity { path: pair.path.clone(), role, problem };
+    let leaf = pair.chain.first().ok_or_else(|| wrong(IdentityProblem::Unreadable))?;
+    let identity = certificate_identity(leaf).map_err(wrong)?;
+    if identity.role() == role { Ok(identity) } else { Err(wrong(IdentityProblem::Role)) }
+}
+
 impl TlsPair {
     /// Reads the pair; relative paths start at `base`.
     ///
@@ -112,15 +163,24 @@ impl TlsPair {
 }
 
 fn server(pair: &Pair, alpn: &[&[u8]], only_13: bool) -> Result<ServerConfig, TlsError> {
+    server_for(pair, alpn, only_13, None)
+}
+
+fn server_for(
+    pair: &Pair,
+    alpn: &[&[u8]],
+    only_13: bool,
+    clients: Option<Arc<NodeVerifier>>,
+) -> Result<ServerConfig, TlsError> {
     let problem = |error: rustls::Error| TlsError::Pair { path: pair.path.clone(), problem: error.to_string() };
     let versions: &[&rustls::SupportedProtocolVersion] =
         if only_13 { &[&rustls::version::TLS13] } else { &[&rustls::version::TLS13, &rustls::version::TLS12] };
-    let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(versions)
-        .map_err(problem)?
-        .with_no_client_auth()
-        .with_single_cert(pair.chain.clone(), pair.key.clone_key())
-        .map_err(problem)?;
+    let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(versions).map_err(problem)?;
+    let builder = match clients {
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_single_cert(pair.chain.clone(), pair.key.clone_key()).map_err(problem)?;
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     if only_13 {
         // A resumed session would skip the check of a certificate that was revoked meanwhile.
@@ -145,30 +205,76 @@ pub fn nodes_server(pair: &Pair) -> Result<Arc<ServerConfig>, TlsError> {
     server(pair, &[b"h2"], true).map(Arc::new)
 }
 
+/// For Nodes that show who they are: as [`nodes_server`], and each certificate of a Node must be of a CA in `client_ca` and hold
+/// one workload identity of `domain` (CRD-10). The verifier looks at certificates again later.
+///
+/// # Errors
+/// [`TlsError::Certificate`], [`TlsError::Pair`], and [`TlsError::Identity`] when the Edge's own certificate has none.
+pub fn identified_nodes_server(
+    pair: &Pair,
+    client_ca: &Path,
+    domain: TrustDomain,
+) -> Result<(Arc<ServerConfig>, Arc<NodeVerifier>), TlsError> {
+    let own = own_identity(pair, WorkloadRole::Edge)?;
+    if *own.trust_domain() != domain {
+        let (path, role, problem) = (pair.path.clone(), WorkloadRole::Edge, IdentityProblem::Foreign);
+        return Err(TlsError::Identity { path, role, problem });
+    }
+    let verifier = NodeVerifier::new(Arc::new(load_roots(client_ca)?), domain, provider())
+        .map_err(|error| TlsError::Certificate { path: client_ca.to_path_buf(), problem: error.to_string() })?;
+    let verifier = Arc::new(verifier);
+    let config = server_for(pair, &[b"h2"], true, Some(Arc::clone(&verifier)))?;
+    Ok((Arc::new(config), verifier))
+}
+
 /// For a Node that dials its Edge: TLS 1.3 only, HTTP/2 only; trusts the CA of that file, or what the system trusts.
 ///
 /// # Errors
 /// [`TlsError::Certificate`] and [`TlsError::NoRoots`].
 pub fn node_client(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
-    let mut roots = RootCertStore::empty();
-    if let Some(path) = ca {
-        for certificate in load_certificates(path)? {
-            let problem =
-                |error: rustls::Error| TlsError::Certificate { path: path.to_path_buf(), problem: error.to_string() };
-            roots.add(certificate).map_err(problem)?;
+    identified_node_client(ca, None, None)
+}
+
+/// The same for a Node that shows who it is by `own`, and wants the Edge to be `wanted` beyond its DNS name (CRD-10).
+///
+/// # Errors
+/// Any [`TlsError`] but [`TlsError::Key`].
+pub fn identified_node_client(
+    ca: Option<&Path>,
+    own: Option<&Pair>,
+    wanted: Option<WantedEdge>,
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let roots = match ca {
+        Some(path) => load_roots(path)?,
+        None => {
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            roots
         }
-    } else {
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        if roots.is_empty() {
-            return Err(TlsError::NoRoots);
-        }
+    };
+    if roots.is_empty() {
+        return Err(TlsError::NoRoots);
     }
-    let mut config = ClientConfig::builder_with_provider(provider())
+    let path = || ca.map(Path::to_path_buf).unwrap_or_default();
+    let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|error| TlsError::Pair { path: PathBuf::new(), problem: error.to_string() })?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .map_err(|error| TlsError::Pair { path: PathBuf::new(), problem: error.to_string() })?;
+    let builder = match wanted {
+        Some(wanted) => {
+            let verifier = EdgeVerifier::new(Arc::new(roots), wanted, provider())
+                .map_err(|error| TlsError::Certificate { path: path(), problem: error.to_string() })?;
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        }
+        None => builder.with_root_certificates(roots),
+    };
+    let mut config = match own {
+        Some(pair) => builder
+            .with_client_auth_cert(pair.chain.clone(), pair.key.clone_key())
+            .map_err(|error| TlsError::Pair { path: pair.path.clone(), problem: error.to_string() })?,
+        None => builder.with_no_client_auth(),
+    };
     config.alpn_protocols = vec![b"h2".to_vec()];
+    config.resumption = rustls::client::Resumption::disabled();
     Ok(Arc::new(config))
 }
 

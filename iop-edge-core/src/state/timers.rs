@@ -26,8 +26,12 @@ pub(crate) enum Timer {
     Command(CommandId),
     /// A lowered provider may be asked about again (HLT-6).
     Question(ProviderKey),
+    /// Nodes take no lease of an older revision from now on (CRD-8).
+    Revisions,
     /// A Node that another connection claims to be should have answered by now (REG-5).
     Challenge(ConnectionId),
+    /// A connection whose identity is worth nothing any more may have finished by now (CRD-10).
+    Identity(ConnectionId),
 }
 
 /// The armed timers.
@@ -78,6 +82,14 @@ impl Timers {
 
     pub(crate) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
+    }
+
+    /// No more timers than there are things to wait for.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn bound_holds(&self, attempts: usize, connections: usize, providers: usize, commands: u64) -> bool {
+        let commands = usize::try_from(commands).unwrap_or(usize::MAX);
+        self.due.len() == self.armed.len()
+            && self.due.len() <= 5 * attempts + 3 * connections + 2 * providers + commands
     }
 
     #[cfg(test)]

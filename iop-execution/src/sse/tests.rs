@@ -2,7 +2,6 @@
 
 mod bounds;
 mod equivalence;
-mod naive;
 
 use super::*;
 

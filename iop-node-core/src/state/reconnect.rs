@@ -147,8 +147,10 @@ pub(super) fn fraction(of: Duration, random: u32) -> Duration {
 #[must_use]
 pub const fn is_fatal_close(code: CloseCode) -> bool {
     match code {
-        CloseCode::UnsupportedProtocol | CloseCode::IdentityRevoked | CloseCode::RemovedFromConfig => true,
-        CloseCode::Closed
+        CloseCode::UnsupportedProtocol | CloseCode::RemovedFromConfig => true,
+        // A renewed certificate may be there already; if not, the next handshake says what is wrong with this one.
+        CloseCode::IdentityRevoked
+        | CloseCode::Closed
         | CloseCode::HeartbeatTimeout
         | CloseCode::ProtocolViolation
         | CloseCode::FlowControl

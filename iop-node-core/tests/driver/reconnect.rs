@@ -129,8 +129,7 @@ async fn a_goodbye_says_when_to_come_back_and_whether() {
         let mut conn = node.ready().await;
         let began = Instant::now();
         conn.send(ToNode::Goodbye(Goodbye { code: *code, retry_after_ms: 40_000 }));
-        let fatal =
-            matches!(code, CloseCode::UnsupportedProtocol | CloseCode::IdentityRevoked | CloseCode::RemovedFromConfig);
+        let fatal = matches!(code, CloseCode::UnsupportedProtocol | CloseCode::RemovedFromConfig);
         if fatal {
             let error = node.end().await.unwrap_err();
             assert_eq!((error.exit_code(), error), (1, NodeError::Closed(*code)));

@@ -25,10 +25,12 @@ mod reason;
 mod server;
 #[cfg(test)]
 mod tests;
+mod workload;
 
 pub use client::GrpcConnector;
 pub use congestion::{Congestion, congestion};
-pub use server::{GrpcListener, IdentityOf, serve_edge, serve_stream};
+pub use server::{GrpcListener, serve_edge, serve_stream};
+pub use workload::{EdgeVerifier, IdentityProblem, NodeVerifier, WantedEdge, certificate_identity};
 
 /// Path of the one call of the schema's one service.
 const SESSION: &str = "/iop.wire.v1.Session/Session";
@@ -102,7 +104,11 @@ fn link_error(status: &Status, shared: &Shared) -> LinkError {
     if shared.oversize.load(Ordering::Relaxed) || status.code() == tonic::Code::OutOfRange {
         return LinkError::TooLarge;
     }
-    LinkError::Transport(reason::of_status(status))
+    let error = reason::of_status(status);
+    if error.failure.is_about_certificates() {
+        return LinkError::Handshake(error);
+    }
+    LinkError::Transport(error.to_string())
 }
 
 fn prepare(socket: &TcpStream, wanted: Congestion) -> std::io::Result<()> {

@@ -7,9 +7,11 @@ use std::time::Duration;
 use iop_execution::Redacted;
 use iop_node_core::journal::sqlite;
 use iop_node_core::upstream::AllowUpstream;
+use iop_node_core::{LeaseIssuers, TrustedIssuers};
+use iop_wire::{WorkloadIdentity, WorkloadRole};
 use serde::Deserialize;
 
-use super::edge::read;
+use super::edge::{TlsPair, read};
 use super::exposure::{Protection, exposed};
 use super::link::{CongestionConfig, LINK, LinkConfig};
 use super::problem::{Position, Problems};
@@ -22,11 +24,11 @@ mod tests;
 
 static TLS: Object = Object {
     name: "tls",
-    fields: &[optional(
-        "ca",
-        Kind::Text,
-        "PEM file with the CA of the Edge's certificate; default: what the system trusts",
-    )],
+    fields: &[
+        optional("ca", Kind::Text, "PEM file with the CA of the Edge's certificate; default: what the system trusts"),
+        optional("cert", Kind::Text, "PEM file with this Node's own certificate, for an Edge that asks for one"),
+        optional("key", Kind::Text, "PEM file with the private key of `cert`"),
+    ],
 };
 static RECONNECT: Object = Object {
     name: "reconnect",
@@ -79,7 +81,12 @@ pub static NODE_FILE: Object = Object {
         optional("edge", Kind::Text, "URL of the Edge: https://host:8443"),
         optional("dial_address", Kind::Text, "host:port to connect to; default: that of the URL"),
         optional("tls_name", Kind::Text, "name in the Edge's certificate; default: the URL's host"),
-        optional("identity", Kind::Text, "workload identity the Edge must show; not checked yet"),
+        optional(
+            "identity",
+            Kind::Text,
+            "workload identity the Edge must show, spiffe://<trust domain>/iop/edge/<id>; default: with `tls.cert` any Edge of \
+             its trust domain, without one none",
+        ),
         optional("token_file", Kind::Text, "file with this Node's token"),
         optional("tls", Kind::Object(&TLS), "certificates"),
         optional("reconnect", Kind::Object(&RECONNECT), "what happens when the connection ends"),
@@ -87,6 +94,12 @@ pub static NODE_FILE: Object = Object {
             "allow_upstream",
             Kind::List(&Kind::Text),
             "what providers may be: loopback, private, hosts, addresses, networks; default: [loopback, private]",
+        ),
+        optional(
+            "lease_issuers",
+            Kind::List(&Kind::Text),
+            "whose credential leases are taken: [edge] = those that the Edge names, once it has shown its workload identity; or \
+             public keys, `ed25519:` and 64 hex digits or `file:PATH`; [] = nobody's; default [edge]",
         ),
         optional("metrics", Kind::Object(&METRICS_LISTENER), "metrics and health"),
         optional("journal", Kind::Object(&JOURNAL), "what is written down about runs"),
@@ -115,6 +128,8 @@ pub struct NodeFile {
     pub reconnect: ReconnectFile,
     /// What providers may be.
     pub allow_upstream: Option<Vec<String>>,
+    /// Whose credential leases are taken.
+    pub lease_issuers: Option<Vec<String>>,
     /// Metrics and health.
     pub metrics: MetricsFile,
     /// What is written down about runs.
@@ -131,6 +146,10 @@ pub struct NodeFile {
 pub struct NodeTls {
     /// CA of the Edge's certificate.
     pub ca: Option<PathBuf>,
+    /// This Node's own certificate.
+    pub cert: Option<PathBuf>,
+    /// The private key of it.
+    pub key: Option<PathBuf>,
 }
 
 /// Reconnecting.
@@ -193,6 +212,12 @@ pub struct NodeOptions {
     /// PEM file with the CA of the Edge's certificate [default: what the system trusts]
     #[arg(long, env = "IOP_NODE_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
+    /// PEM file with this Node's own certificate, for an Edge that asks for one
+    #[arg(long, env = "IOP_NODE_CERT", value_name = "FILE", requires = "cert_key")]
+    pub cert: Option<PathBuf>,
+    /// PEM file with the private key of --cert
+    #[arg(long, env = "IOP_NODE_CERT_KEY", value_name = "FILE", requires = "cert")]
+    pub cert_key: Option<PathBuf>,
     /// Tries in a row before the Node gives up; 0 = never [default: 10]
     #[arg(long, env = "IOP_NODE_RECONNECT_MAX_ATTEMPTS", value_name = "N")]
     pub reconnect_max_attempts: Option<u32>,
@@ -234,8 +259,9 @@ pub struct EdgeAddress {
     pub dial: String,
     /// Name that the certificate must have.
     pub tls_name: String,
-    /// Workload identity that it must show; nothing checks it yet.
-    pub identity: Option<String>,
+    /// Workload identity that it must show. None = any of the trust domain of the Node's own certificate; without one it need
+    /// show none.
+    pub identity: Option<WorkloadIdentity>,
 }
 
 /// Where and how much is written down about runs.
@@ -260,12 +286,16 @@ pub struct NodeSettings {
     pub token: Redacted<String>,
     /// CA of the Edge's certificate.
     pub ca: Option<PathBuf>,
+    /// This Node's own certificate.
+    pub own: Option<TlsPair>,
     /// Tries in a row; `None` = the default, 0 = without end.
     pub max_attempts: Option<u32>,
     /// Longest wait; `None` = the default.
     pub interval: Option<Duration>,
     /// What providers may be; `None` = the default.
     pub allow_upstream: Option<Vec<String>>,
+    /// Whose credential leases are taken.
+    pub lease_issuers: LeaseIssuers,
     /// Metrics and health; `None` = off.
     pub metrics: Option<SocketAddr>,
     /// The run journal; `None` = off.
@@ -331,6 +361,13 @@ impl NodeOptions {
         {
             problems.error(at("tls/ca"), error.to_string(), None);
         }
+        let own = own_certificate(
+            self.cert.or_else(|| file.tls.cert.as_ref().map(from_file)),
+            self.cert_key.or_else(|| file.tls.key.as_ref().map(from_file)),
+            edge.as_ref().is_some_and(|edge| edge.tls),
+            [at("tls/cert"), at("tls/key")],
+            problems,
+        );
         let interval = self.reconnect_interval_sec.or(file.reconnect.interval_sec);
         if interval == Some(0) {
             problems.error(at("reconnect/interval_sec"), "reconnect interval must be at least 1 second", None);
@@ -341,6 +378,7 @@ impl NodeOptions {
                 problems.error(at(&format!("allow_upstream/{index}")), format!("`allow_upstream`: {error}"), None);
             }
         }
+        let lease_issuers = lease_issuers(file.lease_issuers.as_deref(), base, &at, problems);
         let metrics = self.metrics_listen.or(file.metrics.listen);
         if let Some(address) = metrics {
             let protection = Protection {
@@ -370,12 +408,46 @@ impl NodeOptions {
             token: Redacted::new(token?),
             journal,
             ca,
+            own,
             max_attempts: self.reconnect_max_attempts.or(file.reconnect.max_attempts),
             interval: interval.map(Duration::from_secs),
             allow_upstream: allow,
+            lease_issuers,
             metrics,
             congestion: self.link_congestion.unwrap_or(file.link.congestion),
         })
+    }
+}
+
+/// Whose credential leases are taken: the Edge's word, or a list of this Node's own (CRD-8).
+fn lease_issuers(
+    names: Option<&[String]>,
+    base: &Path,
+    at: &dyn Fn(&str) -> Position,
+    problems: &mut Problems,
+) -> LeaseIssuers {
+    let Some(names) = names else { return LeaseIssuers::OfEdge };
+    match names {
+        [] => return LeaseIssuers::Nobody,
+        [only] if only == "edge" => return LeaseIssuers::OfEdge,
+        _ => {}
+    }
+    let mut keys = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        match super::edge::credentials::resolve_public_key(base, name) {
+            Ok(key) => keys.push(key),
+            Err(message) => {
+                let suggestion = "lease_issuers: [edge], or [\"ed25519:…\"]".to_owned();
+                problems.error(at(&format!("lease_issuers/{index}")), message, Some(suggestion));
+            }
+        }
+    }
+    match TrustedIssuers::new(keys) {
+        Ok(issuers) => LeaseIssuers::Only(issuers),
+        Err(error) => {
+            problems.error(at("lease_issuers"), error.to_string(), None);
+            LeaseIssuers::Nobody
+        }
     }
 }
 
@@ -425,6 +497,37 @@ fn parse(text: &str, problems: &mut Problems) -> (NodeFile, Option<Tree>) {
     };
     let file = serde_json::from_value(Tree { value: Value::Map(entries), at: tree.at }.to_json());
     (file.unwrap_or_default(), Some(tree))
+}
+
+/// This Node's certificate and its key: both or none, readable, and with the identity of a Node (CRD-10).
+fn own_certificate(
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    tls: bool,
+    [cert_at, key_at]: [Position; 2],
+    problems: &mut Problems,
+) -> Option<TlsPair> {
+    let (cert, key) = match (cert, key) {
+        (None, None) => return None,
+        (Some(cert), Some(key)) => (cert, key),
+        (Some(_), None) => {
+            problems.error(cert_at, "a certificate needs its private key", Some("--cert-key node-key.pem".to_owned()));
+            return None;
+        }
+        (None, Some(_)) => {
+            problems.error(key_at, "a private key needs its certificate", Some("--cert node.pem".to_owned()));
+            return None;
+        }
+    };
+    if !tls {
+        let hint = "use https:// for the Edge, or leave the certificate out";
+        problems.error(cert_at, "an http:// Edge can't be shown a certificate", Some(hint.to_owned()));
+    }
+    let read = crate::tls::load_pair(&cert, &key);
+    if let Err(error) = read.and_then(|pair| crate::tls::own_identity(&pair, WorkloadRole::Node)) {
+        problems.error(if error.is_about_key() { key_at } else { cert_at }, error.to_string(), None);
+    }
+    Some(TlsPair { cert, key })
 }
 
 fn check_token(text: &str, source: &str, at: Position, problems: &mut Problems) -> Option<String> {
@@ -488,6 +591,20 @@ fn edge_address(
             format!("use https://{host}:{port}, or say --insecure-plaintext if the network is encrypted otherwise");
         problems.error(at, message, Some(hint));
     }
+    let identity = identity.and_then(|text| {
+        let parsed = WorkloadIdentity::parse(&text).ok().filter(|identity| identity.role() == WorkloadRole::Edge);
+        if parsed.is_none() {
+            let message = format!("`identity` can't be `{}`", text.escape_debug());
+            problems.error(at, message, Some("for example spiffe://iop.local/iop/edge/edge".to_owned()));
+        } else if !tls {
+            problems.error(
+                at,
+                "an http:// Edge shows no identity",
+                Some("use https://, or leave `identity` out".to_owned()),
+            );
+        }
+        parsed
+    });
     let tls_name = name.unwrap_or_else(|| host.trim_matches(['[', ']']).to_owned());
     Some(EdgeAddress { tls, dial, tls_name, identity })
 }

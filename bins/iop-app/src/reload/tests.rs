@@ -137,8 +137,10 @@ fn certificates_need_a_restart_too() {
     let old = EdgeConfig::default();
     let mut new = old.clone();
     let pair = crate::config::edge::TlsPair { cert: "a".into(), key: "b".into() };
-    (new.tls.openai, new.tls.nodes) = (Some(pair.clone()), Some(pair));
-    assert_eq!(compare(&old, &new).restart, ["tls.openai", "tls.nodes"]);
+    let nodes = crate::config::edge::NodesTls { cert: "a".into(), key: "b".into(), client_ca: None };
+    (new.tls.openai, new.tls.nodes) = (Some(pair), Some(nodes));
+    new.trust_domain = Some("other".into());
+    assert_eq!(compare(&old, &new).restart, ["tls.openai", "tls.nodes", "trust_domain"]);
     // The words that allow an insecure listener concern the check only.
     let mut new = old.clone();
     new.listen.openai.insecure_plaintext = true;

@@ -20,12 +20,17 @@ use tonic::client::Grpc;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::EnvelopeCodec;
-use super::{ALPN, Congestion, Decoded, Guard, SESSION, Shared, Written, link_error, poll_received, prepare, reason};
+use super::{
+    ALPN, Congestion, Decoded, Guard, SESSION, Shared, Written, link_error, poll_received, prepare, reason, workload,
+};
 use crate::limits::{
     CLOSE_LINGER, DIAL_TIMEOUT, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, MAX_CONFIG_ENVELOPE,
     MAX_ENVELOPE,
 };
-use crate::link::{ConnectError, Connector, Incoming, Link, LinkError, NodeLink, Outgoing, PeerIdentity};
+use crate::link::{
+    ConnectError, Connector, HandshakeError, HandshakeFailure, Incoming, Link, LinkError, NodeLink, Outgoing,
+    PeerIdentity,
+};
 use crate::message::{ToEdge, ToNode};
 
 /// Dials one Edge. Cheap to clone; every dial resolves the name again.
@@ -37,9 +42,12 @@ pub struct GrpcConnector {
     congestion: Congestion,
 }
 
+/// What gives the TLS configuration of the next dial.
+type ConfigOf = Arc<dyn Fn() -> Arc<rustls::ClientConfig> + Send + Sync>;
+
 #[derive(Clone)]
 struct Tls {
-    config: Arc<rustls::ClientConfig>,
+    config: ConfigOf,
     name: ServerName<'static>,
 }
 
@@ -74,14 +82,28 @@ impl GrpcConnector {
         config: Arc<rustls::ClientConfig>,
         server_name: Option<&str>,
     ) -> Result<Self, ConnectError> {
+        let mut config = Arc::unwrap_or_clone(config);
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        let config = Arc::new(config);
+        Self::tls_from(address, move || Arc::clone(&config), server_name)
+    }
+
+    /// The same with a configuration that is asked for before every dial, so that certificates can be renewed. Its ALPN list
+    /// must be `h2`, and TLS 1.3 without tickets is advised.
+    ///
+    /// # Errors
+    /// As [`tls`](Self::tls).
+    pub fn tls_from(
+        address: impl Into<String>,
+        config: impl Fn() -> Arc<rustls::ClientConfig> + Send + Sync + 'static,
+        server_name: Option<&str>,
+    ) -> Result<Self, ConnectError> {
         let address = address.into();
         let authority = authority("https", &address)?;
         let host = authority.host().unwrap_or_default();
         let name = server_name.unwrap_or_else(|| host.trim_start_matches('[').trim_end_matches(']'));
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ConnectError::Fatal(format!("{name:?} is no name that a certificate can be for")))?;
-        let mut config = Arc::unwrap_or_clone(config);
-        config.alpn_protocols = vec![ALPN.to_vec()];
         let tls = Some(Tls { config: Arc::new(config), name });
         Ok(Self { address, authority, tls, congestion: Congestion::System })
     }
@@ -97,30 +119,31 @@ impl GrpcConnector {
     /// is the caller's.
     ///
     /// # Errors
-    /// [`ConnectError::Retryable`] when the HTTP/2 handshake fails.
+    /// [`ConnectError::Handshake`] when the HTTP/2 handshake fails.
     pub async fn over<S>(&self, stream: S, peer: PeerIdentity) -> Result<NodeLink, ConnectError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        self.open(stream, peer).await.map_err(ConnectError::Retryable)
+        self.open(stream, peer).await.map_err(ConnectError::Handshake)
     }
 
-    async fn dial(&self) -> Result<NodeLink, String> {
+    async fn dial(&self) -> Result<NodeLink, HandshakeError> {
         let socket = TcpStream::connect(&self.address).await.map_err(|error| reason::of(&error))?;
         prepare(&socket, self.congestion).map_err(|error| reason::of(&error))?;
-        let peer = PeerIdentity::new(socket.peer_addr().ok(), None);
+        let mut peer = PeerIdentity::new(socket.peer_addr().ok(), None);
         let Some(Tls { config, name }) = &self.tls else {
             return self.open(socket, peer).await;
         };
-        let connector = TlsConnector::from(Arc::clone(config));
+        let connector = TlsConnector::from(config());
         let stream = connector.connect(name.clone(), socket).await.map_err(|error| reason::of(&error))?;
         if stream.get_ref().1.alpn_protocol() != Some(ALPN) {
-            return Err("the peer does not speak HTTP/2".into());
+            return Err(HandshakeFailure::NotHttp2.into());
         }
+        peer.identity = workload::verified(stream.get_ref().1.peer_certificates());
         self.open(stream, peer).await
     }
 
-    async fn open<S>(&self, stream: S, peer: PeerIdentity) -> Result<NodeLink, String>
+    async fn open<S>(&self, stream: S, peer: PeerIdentity) -> Result<NodeLink, HandshakeError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -144,7 +167,7 @@ impl GrpcConnector {
                 () = closed.cancelled() => timeout(CLOSE_LINGER, connection).await.ok(),
             };
             if let Some(Err(error)) = ended {
-                tracing::debug!(reason = reason::of(&error), "the connection to the Edge broke");
+                tracing::debug!(reason = %reason::of(&error), "the connection to the Edge broke");
             }
         });
         let guard = Guard(shared);
@@ -163,8 +186,8 @@ impl Connector for GrpcConnector {
     async fn connect(&self) -> Result<NodeLink, ConnectError> {
         match timeout(DIAL_TIMEOUT, self.dial()).await {
             Ok(Ok(link)) => Ok(link),
-            Ok(Err(reason)) => Err(ConnectError::Retryable(reason)),
-            Err(_) => Err(ConnectError::Retryable("the connection timed out".into())),
+            Ok(Err(error)) => Err(ConnectError::Handshake(error)),
+            Err(_) => Err(ConnectError::Handshake(HandshakeFailure::TimedOut.into())),
         }
     }
 }

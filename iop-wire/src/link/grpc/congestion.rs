@@ -47,7 +47,7 @@ pub(super) fn apply(socket: &TcpStream, wanted: Congestion) {
     match refused {
         Some(error) => {
             let reason = super::reason::of(&error);
-            tracing::debug!(%wanted, active, reason, "the congestion control was refused");
+            tracing::debug!(%wanted, active, %reason, "the congestion control was refused");
         }
         None => tracing::debug!(%wanted, active, "connected"),
     }

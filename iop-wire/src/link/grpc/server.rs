@@ -11,7 +11,6 @@ use futures_core::Stream;
 use hyper::body::Incoming as RequestBody;
 use hyper::server::conn::http2::Builder;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -24,12 +23,12 @@ use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::EnvelopeCodec;
-use super::{ALPN, Congestion, Decoded, Guard, SESSION, Shared, Written, poll_received, prepare, reason};
+use super::{ALPN, Congestion, Decoded, Guard, SESSION, Shared, Written, poll_received, prepare, reason, workload};
 use crate::limits::{
     ACCEPT_QUEUE, CLOSE_LINGER, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, HANDSHAKE_TIMEOUT,
     MAX_CONFIG_ENVELOPE, MAX_ENVELOPE, SESSIONS_PER_CONNECTION,
 };
-use crate::link::{EdgeLink, Incoming, Link, Outgoing, PeerIdentity};
+use crate::link::{EdgeLink, HandshakeError, HandshakeFailure, Incoming, Link, Outgoing, PeerIdentity};
 use crate::message::{Sequenced, ToEdge, ToNode};
 
 /// Wait after the system refused to accept: it is out of descriptors or memory.
@@ -37,14 +36,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Largest header list of a request, in bytes.
 const MAX_REQUEST_HEADERS: u32 = 16 * 1024;
 
-/// Reads a workload identity out of a verified chain of certificates, leaf first.
-pub type IdentityOf = fn(&[CertificateDer<'_>]) -> Option<String>;
+/// What gives the TLS configuration of the next connection.
+type ConfigOf = Arc<dyn Fn() -> Arc<rustls::ServerConfig> + Send + Sync>;
+/// Who is told of connections that could not be made.
+type OnFailure = Box<dyn Fn(&PeerIdentity, &HandshakeError) + Send + Sync>;
 
 /// Takes the connections of Nodes.
 pub struct GrpcListener {
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
-    identity: IdentityOf,
+    tls: Option<ConfigOf>,
+    on_failure: OnFailure,
     congestion: Congestion,
 }
 
@@ -61,23 +62,32 @@ impl GrpcListener {
     /// Takes connections without TLS.
     #[must_use]
     pub fn new(listener: TcpListener) -> Self {
-        Self { listener, tls: None, identity: |_| None, congestion: Congestion::System }
+        Self { listener, tls: None, on_failure: Box::new(|_, _| {}), congestion: Congestion::System }
     }
 
     /// With TLS. The configuration's ALPN list is set to HTTP/2; whether certificates of clients are asked for and checked
-    /// is its own.
+    /// is its own. A workload identity is read out of a certificate that it has verified: see [`NodeVerifier`](super::NodeVerifier).
     #[must_use]
-    pub fn with_tls(mut self, config: Arc<rustls::ServerConfig>) -> Self {
+    pub fn with_tls(self, config: Arc<rustls::ServerConfig>) -> Self {
         let mut config = Arc::unwrap_or_clone(config);
         config.alpn_protocols = vec![ALPN.to_vec()];
-        self.tls = Some(TlsAcceptor::from(Arc::new(config)));
+        let config = Arc::new(config);
+        self.with_tls_from(move || Arc::clone(&config))
+    }
+
+    /// The same with a configuration that is asked for before every handshake, so that certificates and roots can be renewed.
+    /// Its ALPN list must be `h2`, and it must send no tickets: a resumed session skips the check of its certificate.
+    #[must_use]
+    pub fn with_tls_from(mut self, config: impl Fn() -> Arc<rustls::ServerConfig> + Send + Sync + 'static) -> Self {
+        self.tls = Some(Arc::new(config));
         self
     }
 
-    /// With identities of peers read by `identity` out of the certificates that TLS verified.
+    /// With somebody who is told of each connection that failed before it had a session. Called within the connection's task:
+    /// it must return at once.
     #[must_use]
-    pub fn with_identity(mut self, identity: IdentityOf) -> Self {
-        self.identity = identity;
+    pub fn with_failures(mut self, told: impl Fn(&PeerIdentity, &HandshakeError) + Send + Sync + 'static) -> Self {
+        self.on_failure = Box::new(told);
         self
     }
 
@@ -93,9 +103,9 @@ impl GrpcListener {
     ///
     /// Dropping the future closes every connection.
     pub async fn serve(self, on_link: impl Fn(EdgeLink) + Send + Sync + 'static, shutdown: CancellationToken) {
-        let Self { listener, tls, identity, congestion } = self;
-        let handler = Handler { on_link: Box::new(on_link), identity, congestion, shutdown: shutdown.clone() };
-        let handler = Arc::new(handler);
+        let Self { listener, tls, on_failure, congestion } = self;
+        let handler = Handler { on_link: Box::new(on_link), congestion, shutdown: shutdown.clone() };
+        let (handler, on_failure) = (Arc::new(handler), Arc::new(on_failure));
         let handshakes = Arc::new(Semaphore::new(ACCEPT_QUEUE));
         let mut connections = JoinSet::new();
         loop {
@@ -115,17 +125,21 @@ impl GrpcListener {
             match accepted {
                 Ok((socket, address)) => {
                     let handler = Arc::clone(&handler);
-                    let tls = tls.clone();
+                    let (tls, on_failure) = (tls.clone(), Arc::clone(&on_failure));
                     connections.spawn(async move {
                         let peer = PeerIdentity::new(Some(address), None);
-                        if let Err(reason) = handler.connection(socket, tls, peer, permit).await {
-                            tracing::debug!(%address, reason, "a connection was closed");
+                        match handler.connection(socket, tls, peer.clone(), permit).await {
+                            Ok(()) => {}
+                            Err(Broken::Early(error)) => on_failure(&peer, &error),
+                            Err(Broken::Late(error)) => {
+                                tracing::debug!(%address, reason = %error, "a connection was closed");
+                            }
                         }
                     });
                 }
                 Err(error) => {
                     drop(permit);
-                    tracing::warn!(reason = reason::of(&error), "no connection could be accepted");
+                    tracing::warn!(reason = %reason::of(&error), "no connection could be accepted");
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -160,37 +174,43 @@ pub async fn serve_stream<S>(
 ) where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let handler = Handler { on_link: Box::new(on_link), identity: |_| None, congestion: Congestion::System, shutdown };
+    let handler = Handler { on_link: Box::new(on_link), congestion: Congestion::System, shutdown };
     let Ok(permit) = Arc::new(Semaphore::new(1)).acquire_owned().await else { return };
-    if let Err(reason) = Arc::new(handler).http2(stream, peer, permit).await {
-        tracing::debug!(reason, "a connection was closed");
+    if let Err(Broken::Early(error) | Broken::Late(error)) = Arc::new(handler).http2(stream, peer, permit).await {
+        tracing::debug!(reason = %error, "a connection was closed");
     }
 }
 
 struct Handler {
     on_link: Box<dyn Fn(EdgeLink) + Send + Sync>,
-    identity: IdentityOf,
     congestion: Congestion,
     shutdown: CancellationToken,
+}
+
+/// A connection broke before it had a session, or afterwards.
+enum Broken {
+    Early(HandshakeError),
+    Late(HandshakeError),
 }
 
 impl Handler {
     async fn connection(
         self: &Arc<Self>,
         socket: TcpStream,
-        tls: Option<TlsAcceptor>,
+        tls: Option<ConfigOf>,
         mut peer: PeerIdentity,
         permit: OwnedSemaphorePermit,
-    ) -> Result<(), String> {
-        prepare(&socket, self.congestion).map_err(|error| reason::of(&error))?;
+    ) -> Result<(), Broken> {
+        let early = |error: std::io::Error| Broken::Early(reason::of(&error));
+        prepare(&socket, self.congestion).map_err(early)?;
         let Some(tls) = tls else {
             return self.http2(socket, peer, permit).await;
         };
-        let stream = timeout(HANDSHAKE_TIMEOUT, tls.accept(socket))
+        let stream = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(tls()).accept(socket))
             .await
-            .map_err(|_| "the TLS handshake timed out".to_owned())?
-            .map_err(|error| reason::of(&error))?;
-        peer.identity = stream.get_ref().1.peer_certificates().and_then(self.identity);
+            .map_err(|_| Broken::Early(HandshakeFailure::TimedOut.into()))?
+            .map_err(early)?;
+        peer.identity = workload::verified(stream.get_ref().1.peer_certificates());
         self.http2(stream, peer, permit).await
     }
 
@@ -199,7 +219,7 @@ impl Handler {
         stream: S,
         peer: PeerIdentity,
         permit: OwnedSemaphorePermit,
-    ) -> Result<(), String>
+    ) -> Result<(), Broken>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -220,19 +240,19 @@ impl Handler {
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
         tokio::select! {
-            ended = &mut connection => return ended.map_err(|error| reason::of(&error)),
+            ended = &mut connection => return ended.map_err(|error| Broken::Early(reason::of(&error))),
             () = sessions.began.cancelled() => drop(permit),
-            () = sleep(HANDSHAKE_TIMEOUT) => return Err("no session was opened".into()),
+            () = sleep(HANDSHAKE_TIMEOUT) => return Err(Broken::Early(HandshakeFailure::NoSession.into())),
             () = self.shutdown.cancelled() => return Ok(()),
         }
         // From here on the connection belongs to its sessions.
         tokio::select! {
-            ended = &mut connection => return ended.map_err(|error| reason::of(&error)),
+            ended = &mut connection => return ended.map_err(|error| Broken::Late(reason::of(&error))),
             () = sessions.ended.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
         match timeout(CLOSE_LINGER, connection).await {
-            Ok(ended) => ended.map_err(|error| reason::of(&error)),
+            Ok(ended) => ended.map_err(|error| Broken::Late(reason::of(&error))),
             Err(_) => Ok(()),
         }
     }

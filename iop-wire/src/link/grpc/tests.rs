@@ -3,7 +3,9 @@ use std::net::SocketAddr;
 
 use futures_util::{FutureExt, StreamExt};
 use iop_execution::{CancelReason, FinishReason, FrameFlags, RunEvent, RunEventKind, TunnelFrame};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
+};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;

@@ -274,8 +274,9 @@ fn sample_of(kind: &Kind) -> serde_json::Value {
         Kind::Integer { min, .. } => (*min).into(),
         Kind::Signed { min, .. } => (*min).into(),
         Kind::List(inner) => vec![sample_of(inner)].into(),
-        Kind::Reference => "env:A".into(),
+        Kind::Reference | Kind::Secret => "env:A".into(),
         Kind::Text => "x".into(),
+        Kind::Time => "2026-12-01T00:00:00Z".into(),
         Kind::TokenId => "a1b2c3d4".into(),
     }
 }
@@ -337,22 +338,42 @@ fn the_schema_closes_every_object_and_describes_every_key() {
     walk(&schema, &mut objects);
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(
-        objects, 22,
-        "root, listen and 3 listeners, tls and 2 pairs, auth, key, node, provider and its auth, model, candidate, admin, health, recovery, and 4 more"
+        objects, 31,
+        "root, listen and 3 listeners, tls and 2 pairs, auth, key with its limits and old secret, credentials with slot, profile and route, node and its old secret, provider and its auth and credential, model, candidate, admin, health, recovery, and 5 more"
     );
 }
 
 #[test]
-fn keys_of_later_versions_are_refused_as_such_and_not_as_misspelt() {
-    // CFG-1
+fn identities_of_nodes_are_read_and_what_can_t_be_one_is_told() {
+    // CRD-10, REG-6
+    let with = |identities: &str| good().replacen("token_id:", &format!("identities: {identities}\n    token_id:"), 1);
+    let (config, problems) = parse(&with("[\"spiffe://iop.local/iop/node/gpu-1\", \"spiffe://iop.local/iop/node/b\"]"));
+    assert_eq!(problems.to_string(), "");
+    assert_eq!(config.unwrap().nodes[0].identities.len(), 2);
+    for (identities, expected) in [
+        ("[\"gpu-1\"]", "is no workload identity of a node"),
+        ("[\"spiffe://iop.local/iop/edge/gpu-1\"]", "is no workload identity of a node"),
+        ("[\"spiffe://else/iop/node/gpu-1\"]", "is of another trust domain than `iop.local`"),
+        ("[]", "`identities` is empty"),
+        (
+            "[\"spiffe://iop.local/iop/node/x\", \"spiffe://iop.local/iop/node/x\"]",
+            "workload identity `spiffe://iop.local/iop/node/x` is there twice",
+        ),
+    ] {
+        let (_, problems) = parse(&with(identities));
+        assert!(problems.to_string().contains(expected), "{identities}: {problems}");
+    }
+    let (_, problems) = parse(&("trust_domain: \"Not A Domain\"\n".to_owned() + &good()));
+    assert!(problems.to_string().contains("`trust_domain` can't be"), "{problems}");
+    // Without a CA whose certificates are believed nobody is asked for an identity, so any id will do.
+    let odd = good().replacen("id: gpu-1\n", "id: \"gpu/1\"\n", 1);
+    assert_eq!(parse(&odd).1.to_string(), "");
     let mut problems = Problems::of("edge.yaml");
-    let _ = EdgeConfig::parse(
-        &good().replacen("queue:", "tls: { nodes: { cert: a, key: b, client_ca: c } }\nqueue:", 1),
-        Path::new("."),
-        &mut problems,
-    );
+    let managed = odd.replacen("queue:", "tls: { nodes: { cert: a, key: b, client_ca: c } }\nqueue:", 1);
+    let _ = EdgeConfig::parse(&managed, Path::new("/nowhere"), &mut problems);
     let text = problems.to_string();
-    assert!(text.contains("`client_ca` is not supported by this version yet"), "{text}");
+    assert!(text.contains("the id of a node can't stand in a workload identity"), "{text}");
+    assert!(text.contains("certificate /nowhere/c"), "{text}");
 }
 
 #[test]

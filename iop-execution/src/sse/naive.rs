@@ -4,7 +4,7 @@ use super::SseError;
 
 /// What a block means, without where its bytes lay.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(crate) enum Meaning {
     Blank,
     Comment,
     Error(String),
@@ -13,7 +13,7 @@ pub(super) enum Meaning {
 }
 
 /// Meanings of all blocks that a blank line ends, up to the first error.
-pub(super) fn parse(body: &[u8]) -> (Vec<Meaning>, Option<SseError>) {
+pub(crate) fn parse(body: &[u8]) -> (Vec<Meaning>, Option<SseError>) {
     let body = body.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(body);
     let mut normal = Vec::new();
     for (at, &byte) in body.iter().enumerate() {
