@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, StatusCode};
 use iop_execution::complaint::retry_after_ms;
 use iop_execution::failure::{FailureCode, FailureStage, ProviderContacted};
-use iop_execution::{ExecutionFailure, Fenced, ProviderError, RequestBody};
+use iop_execution::{CallCredential, ExecutionFailure, Fenced, ProviderError, RequestBody};
 
 use crate::auth::Bearer;
 use crate::complaint;
@@ -37,14 +37,47 @@ impl From<Refusal> for ProviderError {
     }
 }
 
+/// What a call is made with.
+#[derive(Clone, Copy)]
+pub(crate) enum Key<'a> {
+    /// What the adapter has itself, if anything.
+    Own(Option<&'a Bearer>),
+    /// What was lent for this call; without it there is no call.
+    Lent(Option<&'a CallCredential>),
+}
+
+impl<'a> Key<'a> {
+    /// The header to set; an error when what should have been lent is not there.
+    fn header(self) -> Result<Option<(&'a HeaderName, &'a HeaderValue)>, ProviderError> {
+        match self {
+            Self::Own(bearer) => Ok(bearer.map(|bearer| (&AUTHORIZATION, bearer.header()))),
+            Self::Lent(Some(lent)) => Ok(Some((lent.name(), lent.expose()))),
+            Self::Lent(None) => Err(ProviderError::new(ExecutionFailure::new(
+                FailureCode::CredentialRejected,
+                FailureStage::Credential,
+                ProviderContacted::No,
+                "the call came without the credential it needs",
+            ))),
+        }
+    }
+}
+
+/// The answer repeats the key it was asked with.
+fn repeats(body: &[u8], key: &HeaderValue) -> bool {
+    let key = key.as_bytes();
+    let secret = key.strip_prefix(b"Bearer ").unwrap_or(key);
+    memchr::memmem::find(body, secret).is_some()
+}
+
 /// Sends one request and answers what is no HTTP error.
 pub(crate) async fn call(
     upstream: &dyn Upstream,
-    bearer: Option<&Bearer>,
+    key: Key<'_>,
     mut request: UpstreamRequest,
 ) -> Result<UpstreamResponse, Refusal> {
-    if let Some(bearer) = bearer {
-        request.headers.insert(AUTHORIZATION, bearer.header().clone());
+    let key = key.header()?;
+    if let Some((name, value)) = key {
+        request.headers.insert(name, value.clone());
     }
     let response = upstream.send(request).await.map_err(|error| failed(error, FailureStage::Prefill))?;
     let status = response.status;
@@ -63,7 +96,8 @@ pub(crate) async fn call(
     let body = if encoded { Vec::new() } else { tokio::time::timeout(ERROR_BODY_WAIT, wait).await.unwrap_or_default() };
     let error = complaint::rejected(status.as_u16(), &body, retry_after);
     // What a server says about its own credential may hold a piece of it.
-    let about_key = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    let about_key = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+        || key.is_some_and(|(_, value)| repeats(&body, value));
     let body = if about_key { Bytes::new() } else { Bytes::from(body) };
     Err(Refusal { error, answer: Some((status, body)) })
 }

@@ -20,13 +20,13 @@ use bytes::Bytes;
 use http::{HeaderMap, Method};
 use iop_execution::failure::FailureCode;
 use iop_execution::{
-    Capabilities, Completion, EventSink, HeadSink, Health, Provider, ProviderError, Refreshed, RequestBody, RunRequest,
-    Target, TunnelEnd, TunnelRequest,
+    CallCredential, Capabilities, Completion, EventSink, HeadSink, Health, Provider, ProviderError, Refreshed,
+    RequestBody, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 
 pub use self::discovery::{DISCOVERY_TIMEOUT, Discovery, MAX_TARGETS};
 use crate::auth::{AuthError, AuthReference, Bearer};
-use crate::call::{Media, Refusal, call, failed, in_prefill, media, read_up_to, unless_cancelled};
+use crate::call::{Key, Media, Refusal, call, failed, in_prefill, media, read_up_to, unless_cancelled};
 use crate::http::{HttpClient, HttpClientError, InvalidOrigin, Origin, Upstream, UpstreamRequest, UpstreamResponse};
 
 /// Default of [`OpenAiCompatConfig::terminal_linger`].
@@ -49,6 +49,8 @@ pub struct OpenAiCompatConfig {
     /// Whether a probe of a server of unknown kind may generate a token. By default only on this machine and in a private
     /// network (the host is an address of one, or `localhost`): elsewhere it may cost money.
     pub free_tokens: Option<bool>,
+    /// Its key comes with each call: no call is made without, so that it is neither asked for its models nor probed.
+    pub lent_key: bool,
 }
 
 /// Which server speaks OpenAI's API. They are all called alike; the kind says how one is probed (ADP-2).
@@ -79,6 +81,7 @@ impl OpenAiCompatConfig {
             max_concurrency: None,
             server: Server::Any,
             free_tokens: None,
+            lent_key: false,
         }
     }
 
@@ -86,6 +89,13 @@ impl OpenAiCompatConfig {
     #[must_use]
     pub const fn with_server(mut self, server: Server) -> Self {
         self.server = server;
+        self
+    }
+
+    /// With a key that comes with each call.
+    #[must_use]
+    pub const fn with_lent_key(mut self, lent: bool) -> Self {
+        self.lent_key = lent;
         self
     }
 
@@ -121,6 +131,7 @@ pub struct OpenAiCompat {
     max_concurrency: Option<NonZeroU32>,
     server: Server,
     free_tokens: bool,
+    lent_key: bool,
     found: Mutex<Arc<Discovery>>,
     /// How the last discovery went, so that the log tells a change once and not every time.
     last: Mutex<Option<Heard>>,
@@ -158,6 +169,7 @@ impl OpenAiCompat {
             max_concurrency: config.max_concurrency,
             server: config.server,
             free_tokens: config.free_tokens.unwrap_or_else(own),
+            lent_key: config.lent_key,
             found: Mutex::new(Arc::default()),
             last: Mutex::new(None),
         })
@@ -192,9 +204,11 @@ impl OpenAiCompat {
         path: &'static str,
         headers: HeaderMap,
         body: RequestBody,
+        lent: Option<&CallCredential>,
     ) -> Result<UpstreamResponse, Refusal> {
         let request = UpstreamRequest { method, path, headers, body };
-        call(self.upstream.as_ref(), self.bearer.as_ref(), request).await
+        let key = if self.lent_key { Key::Lent(lent) } else { Key::Own(self.bearer.as_ref()) };
+        call(self.upstream.as_ref(), key, request).await
     }
 }
 
@@ -205,6 +219,7 @@ impl Provider for OpenAiCompat {
         let found = self.found();
         let mut capabilities = Capabilities::runs_only()
             .with_tunnels()
+            .with_credentials()
             .with_features(true, true)
             .with_max_concurrency(self.max_concurrency.or(found.slots))
             .with_targets(found.targets.clone());
@@ -221,6 +236,9 @@ impl Provider for OpenAiCompat {
     }
 
     async fn probe_health(&self, target: &Target) -> Health {
+        if self.lent_key {
+            return Health::Unknown;
+        }
         probe::probe(self, target).await
     }
 
@@ -239,6 +257,9 @@ impl Provider for OpenAiCompat {
     }
 
     async fn refresh(&self) -> Refreshed {
+        if self.lent_key {
+            return Refreshed::Answered;
+        }
         let heard = match self.discover().await {
             Ok(found) if found.is_iop => Heard::Itself,
             Ok(_) => Heard::Models,

@@ -3,15 +3,29 @@
 //! A [`Catalog`] is checked once, when it is built, and never changes afterwards.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use iop_credential_lease::{BindingField, NodeName, TargetName};
 use iop_execution::closed_list as closed;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, StallTimeout, Target};
 use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::{DISPATCH_ACK_TIMEOUT, MAX_LIST, MAX_TARGETS, MIN_DISPATCH_ACK_TIMEOUT};
 use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode, WorkloadIdentity};
 
-use crate::token::{TokenHash, TokenId};
+use crate::token::{TokenId, TokenSecrets};
+
+pub(crate) mod credentials;
+
+pub use iop_credential_lease::{
+    InvalidCredential, IssuerKey, KeyFileError, PrincipalName, ProfileName, ProviderCredential, RouteName, SlotName,
+    SlotStatus,
+};
+
+pub use credentials::{
+    CredentialError, CredentialForm, CredentialProfile, CredentialRoute, CredentialSlot, CredentialSource, Credentials,
+    Issuer, Scope, SlotSecret,
+};
 
 pub use iop_wire::limits::DEFAULT_CAPACITY;
 /// Most requests that wait for one model, by default.
@@ -31,8 +45,8 @@ pub struct NodeEntry {
     pub id: NodeId,
     /// Public part of its token; with it the record is found without comparing hashes.
     pub token_id: Option<TokenId>,
-    /// SHA-256 of the secret part of its token.
-    pub token_hash: TokenHash,
+    /// Which secrets of its token are accepted; `None` = none is, so that it can't register.
+    pub token: Option<TokenSecrets>,
     /// Workload identities that are this Node: a peer that shows one of them proves itself by this record's token, and by no
     /// other (REG-6). Empty: whoever shows an identity is not this Node.
     pub identities: Vec<WorkloadIdentity>,
@@ -48,10 +62,17 @@ impl NodeEntry {
     pub fn new(
         id: NodeId,
         token_id: impl Into<Option<TokenId>>,
-        token_hash: TokenHash,
+        token: impl Into<TokenSecrets>,
         providers: Vec<ProviderEntry>,
     ) -> Self {
-        Self { id, token_id: token_id.into(), token_hash, identities: Vec::new(), enabled: true, providers }
+        let (token_id, token) = (token_id.into(), Some(token.into()));
+        Self { id, token_id, token, identities: Vec::new(), enabled: true, providers }
+    }
+
+    /// A Node that can't register, because it has no token (any more).
+    #[must_use]
+    pub const fn without_token(id: NodeId, providers: Vec<ProviderEntry>) -> Self {
+        Self { id, token_id: None, token: None, identities: Vec::new(), enabled: true, providers }
     }
 
     /// With these workload identities; none without this.
@@ -324,6 +345,9 @@ pub enum CatalogError {
     /// A time for receipts that is too short to tell (WIR-14).
     #[error("dispatch_ack_timeout must be at least {} ms", MIN_DISPATCH_ACK_TIMEOUT.as_millis())]
     DispatchAckTimeout,
+    /// The credentials, or a provider that is to use them.
+    #[error(transparent)]
+    Credentials(#[from] CredentialError),
     /// A stall timeout out of range.
     #[error("provider {provider}: {source}")]
     StallTimeout {
@@ -347,6 +371,7 @@ pub struct Catalog {
     suspicion_withdraw: Option<Duration>,
     dispatch_ack_timeout: Duration,
     retry_on: RetryOn,
+    credentials: Arc<Credentials>,
     identity_required: bool,
 }
 
@@ -365,6 +390,7 @@ impl Catalog {
                 suspicion_withdraw: Some(DEFAULT_SUSPICION_WITHDRAW),
                 dispatch_ack_timeout: DISPATCH_ACK_TIMEOUT,
                 retry_on: RetryOn::default(),
+                credentials: Arc::default(),
                 identity_required: false,
             },
         }
@@ -434,6 +460,18 @@ impl Catalog {
     #[must_use]
     pub const fn retry_on(&self) -> RetryOn {
         self.retry_on
+    }
+
+    /// What leases may be issued of.
+    #[must_use]
+    pub const fn credentials(&self) -> &Arc<Credentials> {
+        &self.credentials
+    }
+
+    /// True if a provider of this Node needs credential leases.
+    #[must_use]
+    pub fn is_managed(node: &NodeEntry) -> bool {
+        node.providers.iter().any(|entry| entry.enabled && entry.config.credential.is_some())
     }
 
     /// A Node without a verified workload identity is refused, and one that loses it gets no more work (CRD-10).
@@ -519,6 +557,12 @@ impl CatalogBuilder {
         self
     }
 
+    /// What leases may be issued of; nothing by default (CRD-11).
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.catalog.credentials = Arc::new(credentials);
+        self
+    }
+
     /// Nodes must show a workload identity that their certificate proves; off by default. Managed credentials need it
     /// (CRD-10).
     pub const fn require_identity(mut self, required: bool) -> Self {
@@ -540,6 +584,7 @@ impl CatalogBuilder {
         let providers = check_nodes(&self.catalog.nodes)?;
         check_identities(&self.catalog)?;
         check_models(&self.catalog.models, &providers)?;
+        check_credentials(&self.catalog)?;
         self.catalog.nodes.iter().try_for_each(|node| check_config(&self.catalog, node))?;
         Ok(self.catalog)
     }
@@ -574,6 +619,33 @@ fn check_nodes(nodes: &[NodeEntry]) -> Result<BTreeSet<&ProviderId>, CatalogErro
     Ok(providers)
 }
 
+/// Every provider that needs leases can have them, and every name they are bound to can be bound (CRD-15).
+fn check_credentials(catalog: &Catalog) -> Result<(), CredentialError> {
+    catalog.credentials.check()?;
+    for node in &catalog.nodes {
+        for config in node.providers.iter().map(|entry| &entry.config) {
+            catalog.credentials.check_provider(config)?;
+            if config.credential.is_none() {
+                continue;
+            }
+            let unbindable = |field| Err(CredentialError::Unbindable { provider: config.provider_id.clone(), field });
+            if node.enabled && node.identities.is_empty() {
+                return Err(CredentialError::NoIdentity(config.provider_id.clone()));
+            }
+            if NodeName::new(node.id.as_str()).is_err() {
+                return unbindable(BindingField::Node);
+            }
+            let candidates = catalog.models.iter().flat_map(|model| &model.candidates);
+            let own = candidates.filter(|candidate| candidate.provider == config.provider_id);
+            let mut targets = own.map(|candidate| &candidate.target).chain(&config.targets);
+            if targets.any(|target| TargetName::new(target.as_str()).is_err()) {
+                return unbindable(BindingField::Target);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// An identity of two Nodes would let one prove itself by the other's token.
 fn check_identities(catalog: &Catalog) -> Result<(), CatalogError> {
     let mut seen = BTreeSet::new();
@@ -600,7 +672,8 @@ fn check_config(catalog: &Catalog, node: &NodeEntry) -> Result<(), CatalogError>
     if let Some(provider) = config.providers.iter().find(|provider| provider.targets.len() > MAX_TARGETS) {
         return Err(CatalogError::TooManyTargets(provider.provider_id.clone()));
     }
-    let outcome = Ok(Registered { node_id: node.id.clone(), config, trusted_lease_signers: Vec::new() });
+    let trusted_lease_signers = catalog.credentials.signers();
+    let outcome = Ok(Registered { node_id: node.id.clone(), config, trusted_lease_signers });
     let message = ToNode::RegisterResponse(RegisterResponse { edge_time_ms: u64::MAX, outcome });
     message.check().map_err(|error| CatalogError::NodeConfig { node: node.id.clone(), problem: error.problem })
 }

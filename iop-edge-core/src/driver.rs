@@ -5,6 +5,7 @@
 //! | `shared` | the critical section: runs an input, carries out its effects, wakes and tells the observer afterwards |
 //! | `connection` | a Node's connection: handshake, order, heartbeat, frames to their runs |
 //! | `dispatch` | a request: a place, or a wait for one; then the pre-send fence and the request in one step |
+//! | `lease` | the credential lease of a dispatch, made outside of the lock |
 //! | `run` | the bounded buffer between a connection and a client |
 //! | `stream` | what the client polls; dropping it cancels |
 //! | `pool` | how much may wait in all buffers together |
@@ -19,6 +20,7 @@ pub(crate) mod dispatch;
 #[cfg(feature = "fuzzing")]
 #[allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic is how a target reports")]
 pub(crate) mod fuzz;
+mod lease;
 pub(crate) mod pool;
 pub(crate) mod run;
 pub(crate) mod shared;

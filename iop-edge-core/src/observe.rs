@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use iop_execution::failure::CredentialReason;
 use iop_execution::{ModelName, NodeId, ProviderId};
 use iop_wire::{CloseCode, RefusalReason};
 
@@ -58,6 +59,8 @@ closed! {
     Refusal {
         /// No Node has this token.
         UnknownToken = "unknown_token",
+        /// The Node's token has expired, or its old secret has after a rotation. The peer is told `unknown_token`.
+        ExpiredToken = "expired_token",
         /// The Node is connected already.
         DuplicateConnection = "duplicate_connection",
         /// The Node's config can't be had.
@@ -126,6 +129,16 @@ closed! {
         Available = "available",
         /// It is out of admission.
         Unavailable = "unavailable",
+    }
+}
+
+closed! {
+    /// Who refused to use a credential.
+    CredentialRefuser {
+        /// This Edge: no lease was issued (CRD-15).
+        Edge = "edge",
+        /// The Node: the lease was refused (CRD-5).
+        Node = "node",
     }
 }
 
@@ -221,6 +234,17 @@ pub enum Observation {
         /// Time since the dispatch.
         after: Duration,
     },
+    /// A credential lease was issued and handed to a connection. Its record is in the log (CRD-13).
+    CredentialIssued,
+    /// A credential was not used.
+    CredentialRefused {
+        /// Who said so.
+        by: CredentialRefuser,
+        /// Why.
+        reason: CredentialReason,
+    },
+    /// A lease that was issued never reached its Node: the request was withdrawn, or the connection ended (CRD-13).
+    CredentialUnused,
     /// The receive pool was exhausted and a run was cancelled for it (WIR-7).
     PoolExhausted,
 }

@@ -16,6 +16,7 @@
 //! | `responses` | which chat a response is, and its events |
 //! | `errors`, `provider_error` | how a failure looks |
 //! | `models` | which models are shown |
+//! | `limits` | how a caller is told where its key stands |
 //! | [`record`] | what is remembered of a request |
 //!
 //! A token's way: the engine's frame → [`api::Output`](crate::api::Output) → `chat` → `chat::tunnel` → `rewrite` → the gate
@@ -30,6 +31,7 @@ mod edit;
 mod errors;
 mod json;
 pub(crate) mod kind;
+mod limits;
 mod models;
 pub(crate) mod provider_error;
 pub mod record;

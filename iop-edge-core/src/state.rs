@@ -13,6 +13,7 @@
 mod admission;
 mod command;
 mod config;
+mod credential;
 mod effect;
 mod fair;
 mod fleet;
@@ -49,6 +50,9 @@ use crate::catalog::Catalog;
 use crate::observe::{Observation, WaitOutcome};
 pub(crate) use admission::{Admission, Ask};
 use command::Commands;
+pub use credential::REVISION_OVERLAP;
+use credential::Revisions;
+pub(crate) use credential::{Denial, LeaseOrder};
 pub use effect::EdgeNodeEvent;
 pub(crate) use effect::Effect;
 pub(crate) use effect::Grant;
@@ -170,6 +174,7 @@ pub(crate) struct EdgeState {
     identity_over: BTreeMap<ConnectionId, Instant>,
     probes: Probes,
     commands: Commands,
+    revisions: Revisions,
     attempts: HashMap<AttemptId, Attempt>,
     runs: HashMap<RunId, AttemptId>,
     last_attempt: u64,
@@ -187,6 +192,7 @@ impl EdgeState {
     ) -> Self {
         let fleet = Fleet::new(&catalog);
         let groups = Groups::new(&catalog, &fleet);
+        let revisions = Revisions::new(catalog.credentials());
         Self {
             catalog,
             edge_id,
@@ -201,6 +207,7 @@ impl EdgeState {
             identity_over: BTreeMap::new(),
             probes: Probes::default(),
             commands: Commands::default(),
+            revisions,
             attempts: HashMap::new(),
             runs: HashMap::new(),
             last_attempt: 0,
@@ -244,6 +251,7 @@ impl EdgeState {
             | Timer::Cooling(_)
             | Timer::Command(_)
             | Timer::Question(_)
+            | Timer::Revisions
             | Timer::Challenge(_)
             | Timer::Identity(_) => false,
         }
@@ -272,6 +280,7 @@ impl EdgeState {
             Timer::Cooling(_) => self.pump(now),
             Timer::Command(id) => self.command_over(id, now),
             Timer::Question(provider) => self.ask_about(provider, now),
+            Timer::Revisions => self.revisions_due(now),
             Timer::Challenge(newcomer) => self.challenge_over(newcomer, at, now),
             Timer::Identity(connection) => self.identity_drained(connection, now),
         }

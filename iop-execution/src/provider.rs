@@ -112,6 +112,8 @@ pub struct Capabilities {
     pub reasoning: bool,
     /// Embeddings.
     pub embeddings: bool,
+    /// It makes each call with the credential that comes with it ([`RunRequest::credential`]).
+    pub credentials: bool,
     /// Targets it lists, possibly none.
     pub targets: Vec<TargetInfo>,
 }
@@ -153,6 +155,7 @@ impl Capabilities {
             tools: false,
             reasoning: false,
             embeddings: false,
+            credentials: false,
             targets: Vec::new(),
         }
     }
@@ -161,6 +164,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_tunnels(mut self) -> Self {
         self.tunnels = true;
+        self
+    }
+
+    /// With credentials per call.
+    #[must_use]
+    pub const fn with_credentials(mut self) -> Self {
+        self.credentials = true;
         self
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use futures_core::Stream;
 use http::{HeaderMap, Method};
 
 use crate::chat::ChatInput;
+use crate::credential::CallCredential;
 use crate::id::{AdapterKey, RunId, SessionId, Target};
 use crate::redact::Len;
 
@@ -80,6 +82,8 @@ pub struct RunRequest {
     pub deadline: Option<Duration>,
     /// The caller's chat-completions object.
     pub input: ChatInput,
+    /// The provider's key for this call; none = the provider has its own, or needs none. Shared, so that it is not copied.
+    pub credential: Option<Arc<CallCredential>>,
 }
 
 impl RunRequest {
@@ -96,6 +100,7 @@ impl RunRequest {
             stall_timeout: StallTimeout::default(),
             deadline: None,
             input,
+            credential: None,
         }
     }
 }
@@ -126,6 +131,8 @@ pub struct TunnelRequest {
     pub stall_timeout: StallTimeout,
     /// Hard deadline, from receipt; `None` = none.
     pub deadline: Option<Duration>,
+    /// The provider's key for this call, as in [`RunRequest`]. It is set by the Node and never by a header of the caller.
+    pub credential: Option<Arc<CallCredential>>,
 }
 
 impl TunnelRequest {
@@ -150,6 +157,7 @@ impl TunnelRequest {
             stream: true,
             stall_timeout: StallTimeout::default(),
             deadline: None,
+            credential: None,
         }
     }
 }

@@ -136,7 +136,7 @@ fn is_same(one: &Arc<dyn Provider>, other: &Arc<dyn Provider>) -> bool {
 }
 
 /// What a provider says it can do; `None` if it panicked.
-fn capabilities(id: &ProviderId, provider: &Arc<dyn Provider>) -> Option<Capabilities> {
+pub(crate) fn capabilities(id: &ProviderId, provider: &Arc<dyn Provider>) -> Option<Capabilities> {
     let asked = std::panic::catch_unwind(AssertUnwindSafe(|| provider.capabilities()));
     asked.inspect_err(|_| tracing::error!(provider = %id, "it panicked when asked for its capabilities")).ok()
 }

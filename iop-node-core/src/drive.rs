@@ -33,7 +33,9 @@ use std::time::{Duration, Instant};
 use futures_core::Stream;
 use futures_util::StreamExt;
 use iop_execution::execution::Execution;
-use iop_execution::{AdapterKey, CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted, Usage};
+use iop_execution::{
+    AdapterKey, CallCredential, CancelReason, ExecutionFailure, FailureCode, FailureStage, ProviderContacted, Usage,
+};
 use iop_wire::{CancelPolicy, OutboxHandle, RunKey, ToEdge};
 use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep, sleep_until, timeout};
@@ -45,6 +47,7 @@ use crate::probe::Probe;
 use crate::session::now;
 use crate::state::admit::CapacityPermit;
 use crate::state::emit::{Emitter, Output};
+use crate::state::leases::PendingLease;
 use crate::state::watchdog::{Ended, Watchdog};
 
 mod join;
@@ -129,6 +132,8 @@ pub(crate) struct Work<E> {
     pub(crate) emitter: Emitter<E>,
     /// Its place; none once the call is over, or its reader has it.
     pub(crate) permit: Option<CapacityPermit>,
+    /// The credential lease its call is made with.
+    pub(crate) lease: Option<PendingLease>,
     pub(crate) watchdog: Watchdog,
     pub(crate) adapter: AdapterKey,
     pub(crate) probe: Probe,
@@ -204,6 +209,21 @@ impl<E: Output> Work<E> {
         };
         let Self { outbox, key, mut emitter, entry, .. } = self;
         entry.close(finish(&outbox, key, &mut emitter, terminal))
+    }
+
+    /// Opens the lease of the call that is made next, if it needs one: not before there is nothing left to wait for, and not
+    /// for a run that is over already (CRD-4).
+    pub(crate) fn open_lease(&mut self) -> Result<Option<Arc<CallCredential>>, Stop> {
+        let Some(lease) = self.lease.take() else { return Ok(None) };
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        if let Poll::Ready(stop) = self.control.poll(&mut cx) {
+            return Err(stop);
+        }
+        let Some(place) = &self.permit else {
+            // Only a call that is over has none.
+            return Err(Stop::Disconnected);
+        };
+        lease.open(place, now()).map(|credential| Some(Arc::new(credential))).map_err(Stop::Fail)
     }
 
     /// Ends a run whose provider was never called.

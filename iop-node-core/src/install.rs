@@ -233,6 +233,16 @@ async fn build_and_start(node: &Inner, config: &ProviderConfig) -> Result<Arc<dy
         }
         None => node.factory.build(config).await?,
     };
+    if config.credential.is_some() {
+        if !config.auth.is_empty() {
+            return Err(AdapterBuildError::auth("a provider has a key of its own or a credential slot, not both"));
+        }
+        let capabilities = crate::adapters::capabilities(&config.provider_id, &provider);
+        if !capabilities.is_some_and(|capabilities| capabilities.credentials) {
+            let problem = "an adapter of this kind can't be called with a credential slot: use openai_compat";
+            return Err(AdapterBuildError::config(problem));
+        }
+    }
     // A provider of the program that serves already, under another config, is started once.
     if !node.adapters().uses(&provider) {
         provider.start().await.map_err(|error| AdapterBuildError::config(error.to_string()))?;

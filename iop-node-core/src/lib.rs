@@ -51,9 +51,11 @@ pub mod upstream;
 
 pub use error::{NodeError, ServeEnd};
 pub use factory::{AdapterBuildError, AdapterFactory, CUSTOM_KIND, NoFactory};
+pub use iop_credential_lease::{TrustedIssuers, UntrustedIssuer};
 pub use journal::{NoJournal, RunJournal};
 #[cfg(feature = "driver")]
 pub use node::{Node, NodeBuilder, NodeStatus, StatusHandle};
-pub use observe::{NoObserver, NodeObserver, RunOutcome, RunPath, StallObservation};
+pub use observe::{LeaseOutcome, NoObserver, NodeObserver, RunOutcome, RunPath, StallObservation};
+pub use state::leases::LeaseIssuers;
 pub use state::reconnect::{InvalidPolicy, ReconnectPolicy};
 pub use upstream::{AllowUpstream, InvalidRule, UpstreamRefused};

@@ -23,6 +23,7 @@ use crate::install::stop_all;
 use crate::journal::{NoJournal, RunJournal};
 use crate::observe::{NoObserver, NodeObserver};
 use crate::session::{self, End, now};
+use crate::state::leases::LeaseIssuers;
 use crate::state::reconnect::{Next, Reconnect, ReconnectPolicy, is_fatal_close};
 use crate::upstream::AllowUpstream;
 
@@ -40,6 +41,7 @@ pub(crate) struct Inner {
     pub(crate) heartbeat: HeartbeatProfile,
     pub(crate) drain_grace: Duration,
     pub(crate) upstream: AllowUpstream,
+    pub(crate) lease_issuers: LeaseIssuers,
     pub(crate) factory: Arc<dyn AdapterFactory>,
     pub(crate) custom: HashMap<String, Arc<dyn Provider>>,
     pub(crate) observer: Arc<dyn NodeObserver>,
@@ -125,6 +127,7 @@ pub struct NodeBuilder {
     heartbeat: HeartbeatProfile,
     drain_grace: Duration,
     upstream: AllowUpstream,
+    lease_issuers: LeaseIssuers,
     factory: Arc<dyn AdapterFactory>,
     custom: HashMap<String, Arc<dyn Provider>>,
     observer: Arc<dyn NodeObserver>,
@@ -176,6 +179,12 @@ impl NodeBuilder {
         self
     }
 
+    /// Whose credential leases are taken. Default: nobody's.
+    pub fn lease_issuers(mut self, issuers: LeaseIssuers) -> Self {
+        self.lease_issuers = issuers;
+        self
+    }
+
     /// How long what runs may take to finish after a shutdown. Default: [`DEFAULT_DRAIN_GRACE`].
     pub const fn drain_grace(mut self, grace: Duration) -> Self {
         self.drain_grace = grace;
@@ -216,6 +225,7 @@ impl NodeBuilder {
             heartbeat: self.heartbeat,
             drain_grace: self.drain_grace,
             upstream: self.upstream,
+            lease_issuers: self.lease_issuers,
             factory: self.factory,
             custom: self.custom,
             observer: self.observer,
@@ -268,6 +278,7 @@ impl Node {
             heartbeat: HeartbeatProfile::default(),
             drain_grace: DEFAULT_DRAIN_GRACE,
             upstream: AllowUpstream::default(),
+            lease_issuers: LeaseIssuers::default(),
             factory: Arc::new(NoFactory),
             custom: HashMap::new(),
             observer: Arc::new(NoObserver),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use iop_execution::failure::{LivenessClassification, OwnershipClose};
+use iop_execution::failure::{CredentialReason, LivenessClassification, OwnershipClose};
 use iop_execution::{CancelReason, FailureCode, Health};
 use iop_wire::CloseCode;
 
@@ -58,6 +58,30 @@ impl RunOutcome {
             Self::Completed => "completed",
             Self::Failed(_) => "failed",
             Self::Refused(_) => "refused",
+        }
+    }
+}
+
+/// What became of a credential lease that reached this Node (CRD-13).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "it was used, refused, or neither")]
+pub enum LeaseOutcome {
+    /// It became the key of a call.
+    Opened,
+    /// It was refused.
+    Refused(CredentialReason),
+    /// It was good, and its call was never made: no place, or cancelled before.
+    Unused,
+}
+
+impl LeaseOutcome {
+    /// The name used in metric labels and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Opened => "opened",
+            Self::Refused(_) => "refused",
+            Self::Unused => "unused",
         }
     }
 }
@@ -145,6 +169,10 @@ pub trait NodeObserver: fmt::Debug + Send + Sync + 'static {
     /// The journal could not be written. Told every time; the log has each kind once.
     fn journal_trouble(&self, trouble: JournalTrouble) {
         let _ = trouble;
+    }
+    /// A credential lease was used, refused, or left unused.
+    fn credential_lease(&self, outcome: LeaseOutcome) {
+        let _ = outcome;
     }
     /// A stall was told.
     fn response_stalled(&self, stall: &StallObservation) {

@@ -44,6 +44,10 @@ pub(crate) async fn execute(
     request.stream = head.stream;
     request.stall_timeout = stall_timeout;
     request.deadline = (head.deadline_ms > 0).then(|| std::time::Duration::from_millis(head.deadline_ms));
+    request.credential = match work.open_lease() {
+        Ok(credential) => credential,
+        Err(stop) => return work.refuse(stop),
+    };
     work.execute(RunExecution::run(provider, request)).await
 }
 

@@ -32,6 +32,7 @@ use crate::observe::{RunOutcome, RunPath};
 use crate::probe::Observations;
 use crate::state::config::ConfigSync;
 use crate::state::handshake::{Handshake, State, Step};
+use crate::state::leases::LeaseDesk;
 use crate::state::reconnect::Reconnect;
 use crate::state::refresh::{Question, RefreshPlan};
 use crate::state::runs::RunTable;
@@ -163,6 +164,11 @@ struct Session<'a> {
     asking: JoinSet<(Question, bool)>,
     /// Numbers of what was observed of providers on this connection.
     observations: Observations,
+    /// What credential leases need; none = this connection takes none.
+    leases: Option<Arc<LeaseDesk>>,
+    /// When the registration left, and the last ping: what answers say of the Edge's time is measured from there.
+    registered_at: Instant,
+    pinged: Option<(u64, Instant)>,
     commands: JoinSet<CommandResponse>,
     draining: Option<Draining>,
     reconnect: &'a mut Reconnect,
@@ -177,6 +183,11 @@ pub(crate) async fn serve(
     shutdown: &CancellationToken,
 ) -> End {
     let now = now();
+    let authenticated = link.peer().identity.is_some();
+    let Ok(leases) = LeaseDesk::open(&node.lease_issuers, authenticated, Arc::clone(&node.observer)) else {
+        tracing::error!("the operating system gives no randomness: there is no key for this connection");
+        return End::Lost;
+    };
     let mut profile = node.heartbeat;
     let shift = (profile.interval.as_nanos() * u128::from(node.jitter())) >> 32;
     profile.first_shift = Duration::from_nanos(u64::try_from(shift).unwrap_or(0));
@@ -197,6 +208,9 @@ pub(crate) async fn serve(
         refreshes: RefreshPlan::default(),
         asking: JoinSet::new(),
         observations: Observations::default(),
+        leases,
+        registered_at: now,
+        pinged: None,
         commands: JoinSet::new(),
         draining: None,
         reconnect,
@@ -289,7 +303,10 @@ impl Session<'_> {
         }
         while let Some(action) = self.heartbeat.handle_timeout(now) {
             match action {
-                HeartbeatAction::Ping(nonce) => self.control(ToEdge::Ping(Ping { nonce }))?,
+                HeartbeatAction::Ping(nonce) => {
+                    self.pinged = Some((nonce, now));
+                    self.control(ToEdge::Ping(Ping { nonce }))?;
+                }
                 HeartbeatAction::Dead => return Err(End::Close(CloseCode::HeartbeatTimeout)),
             }
         }
@@ -362,12 +379,18 @@ impl Session<'_> {
         match step {
             Step::Pass(message) => self.dispatch(message),
             Step::Register { max_envelope: _ } => self.register(),
-            Step::Start(config) => {
+            Step::Start { config, edge_time_ms, lease_signers } => {
+                if let (Some(leases), Some(node)) = (&self.leases, self.handshake.node_id()) {
+                    leases.registered(node, &lease_signers, edge_time_ms, self.registered_at, now());
+                }
                 self.start(config);
                 Ok(())
             }
             Step::Refused(refusal) => Err(End::Refused(refusal)),
-            Step::Ready { lease_generation: _ } => {
+            Step::Ready { lease_generation } => {
+                if let Some(leases) = &self.leases {
+                    leases.ready(lease_generation);
+                }
                 tracing::info!(revision = self.configs.in_force().revision, "ready");
                 self.reconnect.ready(now());
                 self.node.set_status(NodeStatus::Ready);
@@ -409,10 +432,11 @@ impl Session<'_> {
         }
     }
 
-    fn register(&self) -> Result<(), End> {
+    fn register(&mut self) -> Result<(), End> {
+        self.registered_at = now();
         self.control(ToEdge::Register(RegisterRequest {
             token: Redacted::new(self.node.token.expose().clone()),
-            recipient_key: bytes::Bytes::new(),
+            recipient_key: self.leases.as_ref().map(|leases| leases.recipient_key()).unwrap_or_default(),
             inventory: self.node.inventory(),
             claimed_node_id: self.node.claimed_node_id.clone(),
         }))

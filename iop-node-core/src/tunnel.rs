@@ -11,7 +11,7 @@ use crate::observe::RunOutcome;
 
 /// Relays the exchange on the provider.
 pub(crate) async fn execute(
-    work: Work<TunnelFrame>,
+    mut work: Work<TunnelFrame>,
     provider: Arc<dyn Provider>,
     dispatch: TunnelDispatch,
     stall_timeout: StallTimeout,
@@ -29,5 +29,9 @@ pub(crate) async fn execute(
     request.stream = head.stream;
     request.stall_timeout = stall_timeout;
     request.deadline = (head.deadline_ms > 0).then(|| std::time::Duration::from_millis(head.deadline_ms));
+    request.credential = match work.open_lease() {
+        Ok(credential) => credential,
+        Err(stop) => return work.refuse(stop),
+    };
     work.execute(TunnelExecution::tunnel(provider, request)).await
 }

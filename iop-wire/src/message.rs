@@ -16,7 +16,7 @@ mod credential;
 mod scope;
 
 pub use command::{CapabilitiesResult, CommandRequest, CommandResponse, CommandResult, NodeCommand, TargetHealth};
-pub use credential::{CredentialScope, CredentialState, LeaseSigner};
+pub use credential::{CredentialScope, CredentialState, CredentialUse, LeaseSigner};
 
 /// Session-local number of a run: given by the Edge, from 1, rising, never reused (WIR-11).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -315,9 +315,46 @@ pub struct ProviderConfig {
     pub cancel_policy: CancelPolicy,
     /// Reference to a credential on the Node (`env:NAME`, `file:PATH`); empty = none (CRD-16).
     pub auth: String,
+    /// Each call needs a credential lease of this; none = no call does. Never together with `auth` (CRD-16).
+    pub credential: Option<CredentialUse>,
+}
+
+/// Scheme, host and port of a base URL; an IPv6 host is in its brackets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "the three parts of an origin")]
+pub struct BaseOrigin {
+    /// `http` or `https`.
+    pub scheme: String,
+    /// Name or address, in lower case.
+    pub host: String,
+    /// The port that stands in the URL, else the scheme's own.
+    pub port: u16,
 }
 
 impl ProviderConfig {
+    /// Where `base_url` leads: both sides read it alike, because a credential lease is bound to it (CRD-2). `None` if it is
+    /// no `http` or `https` URL, or holds a user, a query or a fragment.
+    #[must_use]
+    pub fn origin(&self) -> Option<BaseOrigin> {
+        if self.base_url.contains(['?', '#', '@', '\\']) {
+            return None;
+        }
+        let uri: http::Uri = self.base_url.parse().ok()?;
+        let (scheme, default) = match uri.scheme_str()? {
+            "http" => ("http", 80),
+            "https" => ("https", 443),
+            _ => return None,
+        };
+        let authority = uri.authority()?;
+        let host = authority.host();
+        let port = match authority.as_str().get(host.len()..)? {
+            "" | ":" => default,
+            port => port.strip_prefix(':')?.parse().ok()?,
+        };
+        let host = Some(host.to_ascii_lowercase()).filter(|host| !host.is_empty())?;
+        Some(BaseOrigin { scheme: scheme.to_owned(), host, port })
+    }
+
     /// A provider of this kind with defaults everywhere else; its adapter instance has the provider's own name.
     ///
     /// # Errors
@@ -340,6 +377,7 @@ impl ProviderConfig {
             terminal_linger_ms: 0,
             cancel_policy: CancelPolicy::Abort,
             auth: String::new(),
+            credential: None,
         })
     }
 }
@@ -468,11 +506,12 @@ impl fmt::Debug for RequestChunk {
     }
 }
 
-/// A new node config.
+/// A new node config, or news of credentials alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigUpdate {
-    /// The config, with its revision.
-    pub config: NodeConfigPayload,
+    /// The config, with its revision. None: the one in force stays, and no ack follows. Only a Node that registered with a
+    /// recipient key is sent that.
+    pub config: Option<NodeConfigPayload>,
     /// Whose credential leases the Node takes from now on, at most 8 (CRD-8).
     pub trusted_lease_signers: Vec<LeaseSigner>,
     /// Where every slot stands that the Node may get leases of (CRD-8).
@@ -483,7 +522,7 @@ impl ConfigUpdate {
     /// A new config of a Node that gets no credential leases.
     #[must_use]
     pub const fn new(config: NodeConfigPayload) -> Self {
-        Self { config, trusted_lease_signers: Vec::new(), credential_states: Vec::new() }
+        Self { config: Some(config), trusted_lease_signers: Vec::new(), credential_states: Vec::new() }
     }
 }
 
@@ -532,4 +571,41 @@ pub struct Goodbye {
     pub code: CloseCode,
     /// Minimum wait before the next connection, in milliseconds; 0 = none given.
     pub retry_after_ms: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_read_alike_wherever_it_is_asked_for() {
+        // CRD-2, CRD-6
+        let origin = |base_url: &str| {
+            let mut config = ProviderConfig::new(ProviderId::new("p").unwrap(), "openai_compat").unwrap();
+            config.base_url = base_url.to_owned();
+            config.origin().map(|BaseOrigin { scheme, host, port }| format!("{scheme} {host} {port}"))
+        };
+        for (url, wanted) in [
+            ("https://API.example.com", "https api.example.com 443"),
+            ("https://api.example.com:443/v1", "https api.example.com 443"),
+            ("http://127.0.0.1:8000/v1/", "http 127.0.0.1 8000"),
+            ("http://[::1]/", "http [::1] 80"),
+            ("http://[::1]:9", "http [::1] 9"),
+        ] {
+            assert_eq!(origin(url).as_deref(), Some(wanted), "{url}");
+        }
+        for url in [
+            "",
+            "api.example.com",
+            "ftp://a",
+            "http://",
+            "http://a:b",
+            "http://a:99999",
+            "http://u@a",
+            "http://a?b",
+            "http://a#b",
+        ] {
+            assert_eq!(origin(url), None, "{url}");
+        }
+    }
 }

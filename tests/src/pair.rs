@@ -8,17 +8,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full};
-use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
+use iop_edge_core::catalog::{
+    Candidate, Catalog, CatalogBuilder, Credentials, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults, Strategy,
+};
 use iop_edge_core::events::Notice;
+use iop_edge_core::observe::Observer;
 use iop_edge_core::openai::{OpenAiBody, OpenAiConfig, OpenAiService};
 use iop_edge_core::snapshot::{EdgeSnapshot, ProviderSnapshot};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_edge_core::{Edge, EdgeNodeEvent};
 use iop_execution::{AdapterKey, ModelName, NodeId, Provider, ProviderId, Redacted, Target};
-use iop_node_core::{CUSTOM_KIND, Node, NodeError, ReconnectPolicy, ServeEnd};
+use iop_node_core::{CUSTOM_KIND, LeaseIssuers, Node, NodeError, NodeObserver, ReconnectPolicy, ServeEnd};
 use iop_wire::link::memory::{MemoryConnector, MemoryListener, MemoryMode, memory_listener};
 use iop_wire::link::{EdgeLink, Incoming, Link, LinkError, Outgoing, PeerIdentity};
-use iop_wire::{CancelPolicy, Connector, ProviderConfig, Sequenced, ToEdge, ToNode, WireMode};
+use iop_wire::{
+    CancelPolicy, ConnectError, Connector, CredentialUse, NodeLink, ProviderConfig, Sequenced, ToEdge, ToNode,
+    TrustDomain, VerifiedIdentity, WireMode, WorkloadIdentity, WorkloadRole,
+};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +63,7 @@ impl PairProvider {
             terminal_linger_ms: 0,
             cancel_policy: CancelPolicy::Abort,
             auth: String::new(),
+            credential: None,
         };
         let models = models.iter().map(|&model| model.to_owned()).collect();
         Self { node: 0, config, provider, models }
@@ -66,6 +73,14 @@ impl PairProvider {
     #[must_use]
     pub const fn on_node(mut self, node: usize) -> Self {
         self.node = node;
+        self
+    }
+
+    /// At this origin, with calls that each need a lease of this slot, applied by this profile.
+    #[must_use]
+    pub fn needing(mut self, slot: &str, profile: &str, base_url: &str) -> Self {
+        self.config.base_url = base_url.to_owned();
+        self.config.credential = Some(CredentialUse { slot: slot.to_owned(), profile: profile.to_owned() });
         self
     }
 
@@ -92,15 +107,67 @@ pub struct PairPlan {
     pub mode: MemoryMode,
     /// Bounds of every model's queue.
     pub queue: QueueDefaults,
+    /// How candidates are chosen; none = the default.
+    pub strategy: Option<Strategy>,
     /// The surface.
     pub openai: OpenAiConfig,
+    /// What leases are issued of; none = no link proves anything, and no Node takes any.
+    pub managed: Option<Managed>,
 }
+
+/// What managed credentials need beside a plain pair.
+#[derive(Debug, Clone)]
+pub struct Managed {
+    /// What leases may be issued of.
+    pub credentials: Credentials,
+    /// Who is told what happens at the Edge.
+    pub edge: Arc<dyn Observer>,
+    /// Who is told what happens at the Nodes.
+    pub node: Arc<dyn NodeObserver>,
+    /// Who sees and changes what crosses the links.
+    pub tap: Arc<dyn Tap>,
+}
+
+/// Sees what crosses the links of a Node, on the Node's side, and may change it.
+pub trait Tap: std::fmt::Debug + Send + Sync + 'static {
+    /// A message of a Node.
+    fn to_edge(&self, node: usize, message: &ToEdge) {
+        let _ = (node, message);
+    }
+    /// A message of the Edge to a Node.
+    fn to_node(&self, node: usize, message: &mut ToNode) {
+        let _ = (node, message);
+    }
+}
+
+impl Tap for () {}
 
 impl PairPlan {
     /// These providers, over links that encode and decode every message.
     #[must_use]
     pub fn new(providers: Vec<PairProvider>) -> Self {
-        Self { providers, mode: MemoryMode::Encoded, queue: QueueDefaults::default(), openai: one_attempt() }
+        Self {
+            providers,
+            mode: MemoryMode::Encoded,
+            queue: QueueDefaults::default(),
+            strategy: None,
+            openai: one_attempt(),
+            managed: None,
+        }
+    }
+
+    /// With candidates chosen like this.
+    #[must_use]
+    pub const fn strategy(mut self, strategy: Strategy) -> Self {
+        self.strategy = Some(strategy);
+        self
+    }
+
+    /// With managed credentials: every link proves who is at its ends.
+    #[must_use]
+    pub fn managed(mut self, managed: Managed) -> Self {
+        self.managed = Some(managed);
+        self
     }
 
     /// With values passed as they are.
@@ -131,6 +198,8 @@ pub struct Pair {
     edge: Edge,
     service: OpenAiService,
     nodes: Vec<PairNode>,
+    managed: Option<Managed>,
+    catalog: Catalog,
     _tasks: JoinSet<()>,
 }
 
@@ -164,7 +233,7 @@ impl Pair {
     /// An Edge that waits for its Nodes.
     #[must_use]
     pub fn prepare(plan: PairPlan) -> Self {
-        let PairPlan { providers, mode, queue, openai } = plan;
+        let PairPlan { providers, mode, queue, strategy, openai, managed } = plan;
         let count = providers.iter().map(|provider| provider.node + 1).max().unwrap_or(0);
         let mut catalog = Catalog::builder().queue(queue);
         let mut models: Vec<(String, Vec<Candidate>)> = Vec::new();
@@ -178,7 +247,9 @@ impl Pair {
             }
         }
         for (model, candidates) in models {
-            catalog = catalog.model(ModelGroup::new(ModelName::new(&model).unwrap(), candidates, queue));
+            let mut group = ModelGroup::new(ModelName::new(&model).unwrap(), candidates, queue);
+            group.strategy = strategy;
+            catalog = catalog.model(group);
         }
         let (mut nodes, mut listeners) = (Vec::new(), Vec::new());
         for number in 0..count {
@@ -186,31 +257,50 @@ impl Pair {
             let token = Token::generate(TokenKind::Node).unwrap();
             let own = || providers.iter().filter(|provider| provider.node == number);
             let entries = own().map(|provider| ProviderEntry::new(provider.config.clone())).collect();
-            catalog = catalog.node(NodeEntry::new(id.clone(), token.id().clone(), token.hash(), entries));
+            let mut entry = NodeEntry::new(id.clone(), token.id().clone(), token.hash(), entries);
+            if managed.is_some() {
+                entry = entry.with_identities(vec![identity(WorkloadRole::Node, id.as_str())]);
+            }
+            catalog = catalog.node(entry);
             let (connector, listener) = memory_listener(mode);
-            let wires = Arc::new(Wires::default());
+            let proven = managed.as_ref().map(|_| identity(WorkloadRole::Node, id.as_str()));
+            let wires = Arc::new(Wires { proven, ..Wires::default() });
             listeners.push((listener, Arc::clone(&wires)));
             let providers =
                 own().map(|provider| (provider.config.adapter.to_string(), Arc::clone(&provider.provider))).collect();
             let token = Redacted::new(token.reveal());
             nodes.push(PairNode { id, token, providers, connector: Arc::new(connector), wires, running: None });
         }
-        let edge = Edge::builder(catalog.build().unwrap()).build();
+        if let Some(managed) = &managed {
+            catalog = catalog.credentials(managed.credentials.clone());
+        }
+        let catalog = catalog.build().unwrap();
+        let mut edge = Edge::builder(catalog.clone());
+        if let Some(managed) = &managed {
+            edge = edge.observer(Arc::clone(&managed.edge));
+        }
+        let edge = edge.build();
         let mut tasks = JoinSet::new();
         tasks.spawn(edge.drive());
         for (listener, wires) in listeners {
             tasks.spawn(accept(edge.clone(), listener, wires));
         }
         let service = OpenAiService::new(Arc::new(edge.clone()), openai);
-        Self { edge, service, nodes, _tasks: tasks }
+        Self { edge, service, nodes, managed, catalog, _tasks: tasks }
     }
 
     /// Starts a Node; its first wait between dials is a virtual second at most.
     pub fn start_node(&mut self, number: usize) {
         let node = &mut self.nodes[number];
         let policy = ReconnectPolicy::new(Some(0), Some(Duration::from_secs(1))).unwrap();
-        let connector: Arc<dyn Connector> = Arc::<MemoryConnector>::clone(&node.connector);
+        let mut connector: Arc<dyn Connector> = Arc::<MemoryConnector>::clone(&node.connector);
+        if let Some(managed) = &self.managed {
+            connector = Arc::new(ProvenConnector { connector, number, tap: Arc::clone(&managed.tap) });
+        }
         let mut builder = Node::builder(node.token.clone(), connector).reconnect(policy);
+        if let Some(managed) = &self.managed {
+            builder = builder.lease_issuers(LeaseIssuers::OfEdge).observer(Arc::clone(&managed.node));
+        }
         for (name, provider) in &node.providers {
             builder = builder.provider(name.clone(), Arc::clone(provider));
         }
@@ -270,6 +360,18 @@ impl Pair {
     #[must_use]
     pub fn connections(&self, number: usize) -> u64 {
         self.nodes[number].wires.count.load(Ordering::Relaxed)
+    }
+
+    /// Puts the same config in force with other credentials.
+    pub fn apply(&mut self, change: impl FnOnce(&mut Credentials)) {
+        let mut credentials = Credentials::clone(self.catalog.credentials());
+        change(&mut credentials);
+        let catalog = &self.catalog;
+        let mut next = Catalog::builder().revision(catalog.revision() + 1).queue(catalog.queue());
+        next = catalog.nodes().iter().cloned().fold(next, CatalogBuilder::node);
+        next = catalog.models().iter().cloned().fold(next, CatalogBuilder::model);
+        self.catalog = next.credentials(credentials).build().unwrap();
+        self.edge.apply_config(self.catalog.clone()).unwrap();
     }
 
     /// The engine.
@@ -409,6 +511,8 @@ async fn accept(edge: Edge, mut listener: MemoryListener, wires: Arc<Wires>) {
 struct Wires {
     current: Mutex<CancellationToken>,
     count: AtomicU64,
+    /// Which Node is proved to be at the other end.
+    proven: Option<WorkloadIdentity>,
 }
 
 impl Wires {
@@ -416,7 +520,7 @@ impl Wires {
         let token = CancellationToken::new();
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = token.clone();
         self.count.fetch_add(1, Ordering::Relaxed);
-        Box::new(CutLink { link, token })
+        Box::new(CutLink { link, token, proven: self.proven.clone() })
     }
 
     fn cut(&self) {
@@ -429,6 +533,7 @@ impl Wires {
 struct CutLink {
     link: EdgeLink,
     token: CancellationToken,
+    proven: Option<WorkloadIdentity>,
 }
 
 impl Link for CutLink {
@@ -436,11 +541,11 @@ impl Link for CutLink {
     type Out = ToNode;
 
     fn peer(&self) -> PeerIdentity {
-        self.link.peer()
+        proved(self.link.peer(), self.proven.clone())
     }
 
     fn start(self: Box<Self>, outgoing: Outgoing<ToNode>) -> Incoming<ToEdge> {
-        let Self { link, token } = *self;
+        let Self { link, token, proven: _ } = *self;
         let incoming = Some(link.start(outgoing));
         // The inner stream is dropped in the moment of the cut: that is what closes the link both ways.
         Box::pin(futures_util::stream::unfold(incoming, move |incoming| {
@@ -454,6 +559,61 @@ impl Link for CutLink {
                 };
                 next.map(|item| (item, Some(incoming)))
             }
+        }))
+    }
+}
+
+/// Who somebody is in this process.
+fn identity(role: WorkloadRole, id: &str) -> WorkloadIdentity {
+    WorkloadIdentity::new(TrustDomain::default(), role, id).unwrap()
+}
+
+/// As if a certificate had proved it.
+fn proved(peer: PeerIdentity, who: Option<WorkloadIdentity>) -> PeerIdentity {
+    PeerIdentity::new(peer.address, who.map(|who| VerifiedIdentity::vouched(who, [])))
+}
+
+/// Dials an Edge that proves who it is.
+#[derive(Debug)]
+struct ProvenConnector {
+    connector: Arc<dyn Connector>,
+    number: usize,
+    tap: Arc<dyn Tap>,
+}
+
+#[iop_execution::async_trait]
+impl Connector for ProvenConnector {
+    async fn connect(&self) -> Result<NodeLink, ConnectError> {
+        let link = self.connector.connect().await?;
+        Ok(Box::new(ProvenLink { link, number: self.number, tap: Arc::clone(&self.tap) }))
+    }
+}
+
+#[derive(Debug)]
+struct ProvenLink {
+    link: NodeLink,
+    number: usize,
+    tap: Arc<dyn Tap>,
+}
+
+impl Link for ProvenLink {
+    type In = ToNode;
+    type Out = ToEdge;
+
+    fn peer(&self) -> PeerIdentity {
+        proved(self.link.peer(), Some(identity(WorkloadRole::Edge, "edge")))
+    }
+
+    fn start(self: Box<Self>, outgoing: Outgoing<ToEdge>) -> Incoming<ToNode> {
+        let Self { link, number, tap } = *self;
+        let seen = Arc::clone(&tap);
+        let outgoing = outgoing.inspect(move |item| seen.to_edge(number, &item.message));
+        let incoming = link.start(Box::pin(outgoing));
+        Box::pin(incoming.map(move |item| {
+            item.map(|mut item| {
+                tap.to_node(number, &mut item.message);
+                item
+            })
         }))
     }
 }

@@ -72,6 +72,7 @@ fn ollama(config: &ProviderConfig) -> Result<Arc<dyn Provider>, AdapterBuildErro
 
 fn openai_compat(config: &ProviderConfig, server: Server) -> Result<Arc<dyn Provider>, AdapterBuildError> {
     let mut settings = OpenAiCompatConfig::new(&config.base_url).with_auth(auth(config)?).with_server(server);
+    settings = settings.with_lent_key(config.credential.is_some());
     if config.terminal_linger_ms > 0 {
         settings.terminal_linger = Duration::from_millis(config.terminal_linger_ms);
     }

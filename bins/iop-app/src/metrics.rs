@@ -80,6 +80,12 @@ struct OutcomeLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CredentialLabels {
+    by: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ProviderLabel {
     provider: String,
 }
@@ -184,6 +190,8 @@ pub struct EdgeMetrics {
     violations: Family<Kind, Counter>,
     receipt: Histogram,
     pool_exhausted: Counter,
+    credential_leases: Family<OutcomeLabel, Counter>,
+    credential_refusals: Family<CredentialLabels, Counter>,
     evidence: Family<EvidenceLabels, Counter>,
     transitions: Family<TransitionLabel, Counter>,
     eligibility: Family<EligibilityLabels, Counter>,
@@ -243,6 +251,8 @@ impl EdgeMetrics {
             violations: Family::default(),
             receipt: Histogram::new(SECONDS),
             pool_exhausted: Counter::default(),
+            credential_leases: Family::default(),
+            credential_refusals: Family::default(),
             evidence: Family::default(),
             transitions: Family::default(),
             eligibility: Family::default(),
@@ -317,6 +327,16 @@ impl EdgeMetrics {
         registry.register("violations", "Breaches of the protocol by Nodes", all.violations.clone());
         registry.register_with_unit("dispatch_receipt", "From dispatch to receipt", Unit::Seconds, all.receipt.clone());
         registry.register("receive_pool_exhausted", "Runs cancelled for lack of buffer", all.pool_exhausted.clone());
+        registry.register(
+            "credential_leases",
+            "Credential leases that were issued, and those of them that never reached their Node",
+            all.credential_leases.clone(),
+        );
+        registry.register(
+            "credential_refusals",
+            "Credentials that were not used: no lease was issued, or the Node refused it",
+            all.credential_refusals.clone(),
+        );
         all.register_liveness(&mut registry);
         all.registry = Arc::new(registry);
         all
@@ -523,6 +543,16 @@ impl Observer for EdgeMetrics {
             Observation::Receipt { after } => self.receipt.observe(after.as_secs_f64()),
             Observation::PoolExhausted => {
                 self.pool_exhausted.inc();
+            }
+            Observation::CredentialIssued => {
+                self.credential_leases.get_or_create(&OutcomeLabel { outcome: "issued" }).inc();
+            }
+            Observation::CredentialUnused => {
+                self.credential_leases.get_or_create(&OutcomeLabel { outcome: "unused" }).inc();
+            }
+            Observation::CredentialRefused { by, reason } => {
+                let labels = CredentialLabels { by: by.as_str(), reason: reason.as_str() };
+                self.credential_refusals.get_or_create(&labels).inc();
             }
             _ => tracing::debug!("an observation without a metric"),
         }

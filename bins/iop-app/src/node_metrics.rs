@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use iop_node_core::journal::JournalTrouble;
-use iop_node_core::{NodeObserver, RunOutcome, RunPath, StallObservation};
+use iop_node_core::{LeaseOutcome, NodeObserver, RunOutcome, RunPath, StallObservation};
 use iop_wire::CloseCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -34,6 +34,11 @@ struct OutcomeLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TroubleLabel {
     trouble: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -74,6 +79,8 @@ pub struct NodeMetrics {
     configs: Family<OutcomeLabel, Counter>,
     journal_dropped: Counter,
     journal_troubles: Family<TroubleLabel, Counter>,
+    leases: Family<OutcomeLabel, Counter>,
+    lease_refusals: Family<ReasonLabel, Counter>,
     stalls: Family<StallLabels, Counter>,
     stall_durations: Family<StallLabels, Histogram, fn() -> Histogram>,
 }
@@ -103,6 +110,8 @@ impl NodeMetrics {
             configs: Family::default(),
             journal_dropped: Counter::default(),
             journal_troubles: Family::default(),
+            leases: Family::default(),
+            lease_refusals: Family::default(),
             stalls: Family::default(),
             stall_durations: Family::new_with_constructor(stall_histogram),
         };
@@ -129,6 +138,12 @@ impl NodeMetrics {
         registry.register("node_config_pushes", "Pushed configs", all.configs.clone());
         registry.register("node_journal_dropped", "Notes that the run journal lost", all.journal_dropped.clone());
         registry.register("node_journal_troubles", "Failed writes of the run journal", all.journal_troubles.clone());
+        registry.register("node_credential_leases", "Credential leases by what became of them", all.leases.clone());
+        registry.register(
+            "node_credential_refusals",
+            "Credential leases that were refused, by reason",
+            all.lease_refusals.clone(),
+        );
         registry.register("node_response_stalls", "Responses that stalled and were ended", all.stalls.clone());
         registry.register(
             "node_response_stall_duration_seconds",
@@ -217,6 +232,13 @@ impl NodeObserver for NodeMetrics {
         self.journal_troubles.get_or_create(&TroubleLabel { trouble: trouble.as_str() }).inc();
     }
 
+    fn credential_lease(&self, outcome: LeaseOutcome) {
+        self.leases.get_or_create(&OutcomeLabel { outcome: outcome.as_str() }).inc();
+        if let LeaseOutcome::Refused(reason) = outcome {
+            self.lease_refusals.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
+        }
+    }
+
     fn response_stalled(&self, stall: &StallObservation) {
         let labels = StallLabels {
             path: stall.path.as_str(),
@@ -242,13 +264,13 @@ mod tests {
     use std::time::Duration;
 
     use iop_execution::Health;
-    use iop_execution::failure::OwnershipClose;
+    use iop_execution::failure::{CredentialReason, OwnershipClose};
 
     use super::*;
 
     #[test]
     fn what_happens_on_a_node_can_be_read_off_its_metrics() {
-        // OPS-1, NOD-7, NOD-9
+        // OPS-1, NOD-7, NOD-9, CRD-13
         let metrics = NodeMetrics::new();
         metrics.read_out_began();
         metrics.read_out_began();
@@ -257,6 +279,9 @@ mod tests {
         metrics.config_pushed(false);
         metrics.journal_dropped(3);
         metrics.journal_trouble(JournalTrouble::Full);
+        metrics.credential_lease(LeaseOutcome::Opened);
+        metrics.credential_lease(LeaseOutcome::Refused(CredentialReason::Expired));
+        metrics.credential_lease(LeaseOutcome::Unused);
         let text = metrics.render();
         for line in [
             "iop_node_read_outs_running 1",
@@ -264,6 +289,10 @@ mod tests {
             "iop_node_config_pushes_total{outcome=\"applied\"} 1",
             "iop_node_config_pushes_total{outcome=\"refused\"} 1",
             "iop_node_journal_dropped_total 3",
+            "iop_node_credential_leases_total{outcome=\"opened\"} 1",
+            "iop_node_credential_leases_total{outcome=\"refused\"} 1",
+            "iop_node_credential_leases_total{outcome=\"unused\"} 1",
+            "iop_node_credential_refusals_total{reason=\"expired\"} 1",
             "iop_node_journal_troubles_total{trouble=\"full\"} 1",
         ] {
             assert!(text.lines().any(|had| had == line), "{line}: {text}");

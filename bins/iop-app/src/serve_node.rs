@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use iop_node_core::journal::JournalTrouble;
 use iop_node_core::journal::sqlite::{SqliteJournal, SqliteOptions};
 use iop_node_core::{
-    AllowUpstream, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome, RunPath,
-    ServeEnd, StallObservation,
+    AllowUpstream, LeaseOutcome, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome,
+    RunPath, ServeEnd, StallObservation,
 };
 use iop_wire::link::grpc::{GrpcConnector, WantedEdge};
 use iop_wire::{CloseCode, Connector, RefusalReason, WorkloadRole};
@@ -93,6 +93,7 @@ fn builder(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<N
         .observer(observer)
         .reconnect(policy)
         .allow_upstream(upstream)
+        .lease_issuers(settings.lease_issuers.clone())
         .version(env!("CARGO_PKG_VERSION")))
 }
 
@@ -215,6 +216,10 @@ impl NodeObserver for Teller {
 
     fn config_pushed(&self, applied: bool) {
         self.metrics.config_pushed(applied);
+    }
+
+    fn credential_lease(&self, outcome: LeaseOutcome) {
+        self.metrics.credential_lease(outcome);
     }
 
     fn response_stalled(&self, stall: &StallObservation) {

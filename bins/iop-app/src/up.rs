@@ -392,6 +392,7 @@ fn record(id: &str, backend: Option<(&str, &str)>, auth: Option<&AuthReference>)
         terminal_linger_ms: 0,
         cancel_policy: crate::config::edge::CancelPolicyConfig::Abort,
         auth: auth.map(|auth| crate::config::edge::ProviderAuth { bearer: auth.to_string() }),
+        credential: None,
         enabled: true,
     }
 }

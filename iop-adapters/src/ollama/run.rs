@@ -11,7 +11,7 @@ use iop_execution::{
 
 use super::line::{self, Call, Line};
 use super::{Ollama, request};
-use crate::call::{self, Media, failed, in_prefill, media};
+use crate::call::{self, Key, Media, failed, in_prefill, media};
 use crate::complaint;
 use crate::http::UpstreamRequest;
 use crate::json::Text;
@@ -28,7 +28,7 @@ pub(super) async fn execute(
     let body = request::chat(&run.input, &run.target, adapter.found().thinks(&run.target))?;
     let headers = rules::request_headers(&HeaderMap::new(), run.run_id);
     let request = UpstreamRequest { method: Method::POST, path: "/api/chat", headers, body: RequestBody::full(body) };
-    let response = call::call(adapter.upstream.as_ref(), adapter.bearer.as_ref(), request).await?;
+    let response = call::call(adapter.upstream.as_ref(), Key::Own(adapter.bearer.as_ref()), request).await?;
     if media(&response.headers) == Media::Html {
         return Err(in_prefill(ProviderError::protocol("the provider answered with HTML")));
     }

@@ -82,7 +82,7 @@ async fn get(adapter: &OpenAiCompat, path: &'static str) -> Result<(HeaderMap, V
     let mut headers = rules::request_headers(&HeaderMap::new(), RunId::from_bytes([0; 16]));
     headers.remove(http::header::CONTENT_TYPE);
     headers.remove("x-request-id");
-    let response = adapter.call(Method::GET, path, headers, RequestBody::full("")).await?;
+    let response = adapter.call(Method::GET, path, headers, RequestBody::full(""), None).await?;
     Ok((response.headers, read_up_to(response.body, MAX_LIST_BYTES).await))
 }
 

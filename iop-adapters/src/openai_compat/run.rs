@@ -30,7 +30,8 @@ pub(super) async fn execute(
         .ok_or_else(|| ProviderError::invalid_request("the request is not a JSON object"))?;
     let headers = rules::request_headers(&HeaderMap::new(), run.run_id);
     let body = RequestBody::full(body);
-    let response = adapter.call(Method::POST, "/v1/chat/completions", headers, body).await?;
+    let lent = run.credential.as_deref();
+    let response = adapter.call(Method::POST, "/v1/chat/completions", headers, body, lent).await?;
     match media(&response.headers) {
         Media::Html => Err(in_prefill(ProviderError::protocol("the provider answered with HTML"))),
         Media::Json => whole(response, sink).await,

@@ -27,7 +27,8 @@ pub(super) async fn relay(
     let path = rules::OPENAI.check(&request.method, &request.path)?;
     let headers = rules::request_headers(&request.headers, request.run_id);
     let (body, choices) = Choices::of(request.body);
-    let response = match adapter.call(request.method, path, headers, body).await {
+    let lent = request.credential.as_deref();
+    let response = match adapter.call(request.method, path, headers, body, lent).await {
         Ok(response) => response,
         Err(refusal) => return Err(refused(refusal, head).await),
     };

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use iop_execution::CancelReason;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::EndNote;
 use crate::driver::run::{LocalEnd, Piece, Received, Run};
 use crate::driver::shared::{Shared, now};
-use crate::observe::{Observation, Violation};
+use crate::observe::{CredentialRefuser, Observation, Violation};
 use crate::state::{ConnectionId, PROBE, RETRY_CROWDED, Suspicion, SuspicionAction, Verdict};
 use crate::wake::Wakers;
 
@@ -169,11 +169,6 @@ async fn linger(mut incoming: Incoming<ToEdge>) {
     let _late = tokio::time::timeout(CLOSE_LINGER, drained).await;
 }
 
-fn wall_clock_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 fn violated(shared: &Shared, id: ConnectionId, violation: Violation) {
     tracing::warn!(connection = id.0, violation = violation.as_str(), "a node broke the protocol");
     shared.with(|core, now| core.state.violation(id, violation, now));
@@ -297,7 +292,7 @@ impl Session {
                 }
             }
             ToEdge::Ping(Ping { nonce }) => {
-                self.control(ToNode::Pong(Pong { nonce, edge_time_ms: wall_clock_ms() }));
+                self.control(ToNode::Pong(Pong { nonce, edge_time_ms: self.shared.edge_time_ms() }));
             }
             ToEdge::Pong(pong) if pong.nonce & PROBE != 0 => {
                 self.shared.with(|core, now| core.state.handle_pong(id, pong.nonce, now));
@@ -305,7 +300,8 @@ impl Session {
             ToEdge::Pong(pong) => self.heartbeat.handle_pong(now(), pong.nonce),
             ToEdge::Hello(hello) => self.shared.with(|core, now| core.state.handle_hello(id, &hello, now)),
             ToEdge::Register(request) => {
-                self.shared.with(|core, now| core.state.handle_register(id, &request, wall_clock_ms(), now));
+                let edge_time_ms = self.shared.edge_time_ms();
+                self.shared.with(|core, now| core.state.handle_register(id, &request, edge_time_ms, now));
             }
             ToEdge::Ready(request) => self.shared.with(|core, now| core.state.handle_ready(id, request, now)),
             ToEdge::Drain(_) => self.shared.with(|core, now| core.state.handle_drain(id, now)),
@@ -386,6 +382,9 @@ impl Session {
                 if let Some(run) = self.known.remove(&number) {
                     // The place is free before the client sees the end (LEA-4).
                     self.evidence(&run, &piece);
+                    if let Some(reason) = piece.credential() {
+                        self.shared.observe(&Observation::CredentialRefused { by: CredentialRefuser::Node, reason });
+                    }
                     self.release(&run, run.verdict(&piece));
                     match run.unacknowledged() {
                         None => run.push_terminal(piece, now()),

@@ -2,20 +2,24 @@
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use iop_execution::{CancelReason, ExecutionFailure, FailureCode, Redacted};
+use iop_execution::failure::CredentialReason;
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode, Redacted, RunId};
 use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::INITIAL_WINDOW;
 use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
 use tokio::sync::oneshot;
 
 use crate::api::{Admitted, CommitMark, EndNotes, Output, Payload, Submit, SubmitError, Submitted, WireKind};
+use crate::catalog::RetryOn;
+use crate::driver::lease::{self, ISSUE_TRIES, NoLease, issue};
 use crate::driver::run::{Commit, Piece, Run, RunIdentity, cancelled, failed};
 use crate::driver::shared::{Shared, now};
 use crate::driver::stream::{Source, ended};
-use crate::state::{Admission, Ask, AttemptId, Avoid, Grant, PreSendEnd};
+use crate::observe::{CredentialRefuser, Observation};
+use crate::state::{Admission, Ask, AttemptId, Avoid, Denial, Grant, PreSendEnd};
 
 /// Longest HTTP method of a tunnel: none that is registered is longer, and no other part of a request is unbounded.
 const MAX_METHOD: usize = 32;
@@ -68,7 +72,10 @@ pub(crate) async fn submit(
             .clone()
             .map(|provider| Avoid { provider, fallback: request.allow_avoided_provider_fallback }),
     };
-    let (grant, claim) = admit(shared, ask).await?;
+    let (grant, claim) = match admit(shared, ask).await? {
+        Placed::Granted(grant, claim) => (grant, claim),
+        Placed::Denied(denial) => return Ok(turned_away(shared, *denial)),
+    };
     let admitted = Admitted {
         run_id,
         node: grant.node.clone(),
@@ -87,7 +94,14 @@ pub(crate) async fn submit(
     Ok(Submitted { admitted, commit, notes, output })
 }
 
-async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), SubmitError> {
+/// What became of a request that asked for a place.
+enum Placed {
+    Granted(Box<Grant>, Claim),
+    /// Its caller may use none of what could serve it.
+    Denied(Box<Denial>),
+}
+
+async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<Placed, SubmitError> {
     let claim = |attempt| Claim { shared: Arc::clone(shared), attempt: Some(attempt) };
     let (sender, mut receiver) = oneshot::channel();
     let admission = shared.with(|core, now| {
@@ -100,8 +114,9 @@ async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), Su
     let (attempt, until) = match admission {
         Admission::Granted(grant) => {
             let claim = claim(grant.attempt);
-            return Ok((grant, claim));
+            return Ok(Placed::Granted(grant, claim));
         }
+        Admission::Denied(denial) => return Ok(Placed::Denied(denial)),
         Admission::Queued(attempt, until) => (attempt, until),
     };
     let claim = claim(attempt);
@@ -116,7 +131,23 @@ async fn admit(shared: &Arc<Shared>, ask: Ask) -> Result<(Box<Grant>, Claim), Su
     };
     // The engine answers every waiter; a lost answer could only mean that the waiter is gone.
     let grant = answer.unwrap_or(Err(SubmitError::Cancelled))?;
-    Ok((grant, claim))
+    Ok(Placed::Granted(grant, claim))
+}
+
+/// The end of a request for which nobody was asked anything: no credential, and nothing in its place (CRD-15).
+fn turned_away(shared: &Shared, denial: Denial) -> Submitted {
+    let Denial { run_id, node, provider, adapter, target, wire, reason } = denial;
+    let output = ended(run_id, refused(shared, run_id, reason, wire));
+    let retry_on = RetryOn::NONE;
+    let admitted = Admitted { run_id, node, provider, adapter, target, wire, queued: Duration::ZERO, retry_on };
+    Submitted { admitted, commit: CommitMark::default(), notes: EndNotes::default(), output }
+}
+
+/// Counts and logs a request that no lease is issued for. The log names the reason, the client is told none.
+fn refused(shared: &Shared, run_id: RunId, reason: CredentialReason, wire: WireKind) -> Piece {
+    tracing::warn!(target: "iop_audit", %run_id, %reason, "no credential lease is issued");
+    shared.observe(&Observation::CredentialRefused { by: CredentialRefuser::Edge, reason });
+    failed(wire, 1, lease::denied(reason))
 }
 
 fn dispatch(
@@ -128,25 +159,8 @@ fn dispatch(
 ) -> Result<Output, SubmitError> {
     let (payload, body) = split(payload, grant.wire)?;
     let window = shared.pool.window();
-    let message = payload.into_message(head(request, grant, body.len(), window, now()));
-    let legal = check(&message);
-    let opened = shared.with(|core, now| {
-        let id = core.state.dispatch(grant.attempt, now)?;
-        if let Err(problem) = legal {
-            core.state.handle_withdrawn(grant.attempt, now);
-            return Err(Unsent::Refused(problem));
-        }
-        let Some(connection) = core.connections.get(&id).map(Arc::clone) else {
-            core.state.handle_withdrawn(grant.attempt, now);
-            return Err(Unsent::Ended(PreSendEnd::Disconnected));
-        };
-        let run = connection.open(message, INITIAL_WINDOW, |key| {
-            let identity = RunIdentity { attempt: grant.attempt, run_id: grant.run_id, key, wire: grant.wire };
-            Arc::new(Run::new(identity, commit, window, Arc::clone(&connection), Arc::clone(shared), now))
-        });
-        core.runs.insert(grant.attempt, Arc::clone(&run));
-        Ok(run)
-    });
+    let head = head(request, grant, body.len(), window, now());
+    let opened = open(shared, grant, payload, head, commit, window);
     Ok(match opened {
         Ok(run) => {
             let mut source = Source::new(Arc::clone(shared), run, body, request.deadline);
@@ -154,8 +168,66 @@ fn dispatch(
             let _more = source.poll_body(&mut Context::from_waker(Waker::noop()));
             source.into_output(grant.run_id, grant.wire)
         }
-        Err(unsent) => ended(grant.run_id, pre_send(unsent, grant.wire)),
+        Err(unsent) => {
+            // Where it still holds its place, that is free before its end is seen.
+            shared.with(|core, now| core.state.abandon(grant.attempt, now));
+            ended(grant.run_id, pre_send(shared, unsent, grant))
+        }
     })
+}
+
+/// Issues the lease that the provider needs, and hands the request to the session: the place is still held, the lease is
+/// still the right one, and the connection still current in that one step.
+fn open(
+    shared: &Arc<Shared>,
+    grant: &Grant,
+    payload: Request,
+    mut head: DispatchHead,
+    commit: Commit,
+    window: u32,
+) -> Result<Arc<Run>, Unsent> {
+    let mut lease = None;
+    for _ in 0..ISSUE_TRIES {
+        lease = issue(shared, grant)?;
+        if shared.with(|core, _| core.state.lease_fits(grant.attempt, lease.as_ref().map(|lease| &lease.order))) {
+            break;
+        }
+    }
+    if let Some(lease) = &lease {
+        lease.attach(&mut head)?;
+    }
+    let message = payload.into_message(head);
+    let legal = check(&message);
+    shared
+        .with(|core, now| {
+            let id = core.state.dispatch(grant.attempt, now)?;
+            let order = lease.as_ref().map(|lease| &lease.order);
+            if !core.state.lease_fits(grant.attempt, order) {
+                core.state.handle_withdrawn(grant.attempt, now);
+                return Err(Unsent::Refused("its credentials change faster than leases are made"));
+            }
+            if let Err(problem) = legal {
+                core.state.handle_withdrawn(grant.attempt, now);
+                return Err(Unsent::Refused(problem));
+            }
+            let Some(connection) = core.connections.get(&id).map(Arc::clone) else {
+                core.state.handle_withdrawn(grant.attempt, now);
+                return Err(Unsent::Ended(PreSendEnd::Disconnected));
+            };
+            let run = connection.open(message, INITIAL_WINDOW, |key| {
+                let (attempt, run_id, wire) = (grant.attempt, grant.run_id, grant.wire);
+                let identity = RunIdentity { attempt, run_id, key, wire, leased: order.is_some() };
+                Arc::new(Run::new(identity, commit, window, Arc::clone(&connection), Arc::clone(shared), now))
+            });
+            core.runs.insert(grant.attempt, Arc::clone(&run));
+            Ok(run)
+        })
+        .inspect(|_| {
+            if let Some(lease) = &lease {
+                lease.record(grant);
+                shared.observe(&Observation::CredentialIssued);
+            }
+        })
 }
 
 /// Why an admitted request was not sent.
@@ -164,6 +236,8 @@ enum Unsent {
     Ended(PreSendEnd),
     /// Its Node would close the connection over it; the text names a part of the request (W3).
     Refused(&'static str),
+    /// No lease may be issued for it (CRD-15).
+    Denied(CredentialReason),
 }
 
 impl From<PreSendEnd> for Unsent {
@@ -172,9 +246,20 @@ impl From<PreSendEnd> for Unsent {
     }
 }
 
+impl From<NoLease> for Unsent {
+    fn from(none: NoLease) -> Self {
+        match none {
+            NoLease::Denied(reason) => Self::Denied(reason),
+            NoLease::Failed => Self::Refused("no credential lease can be made for it"),
+        }
+    }
+}
+
 /// How an attempt ends that could not be sent: after admission everything is a terminal (EDG-1).
-fn pre_send(unsent: Unsent, wire: WireKind) -> Piece {
+fn pre_send(shared: &Shared, unsent: Unsent, grant: &Grant) -> Piece {
+    let wire = grant.wire;
     match unsent {
+        Unsent::Denied(reason) => refused(shared, grant.run_id, reason, wire),
         Unsent::Ended(PreSendEnd::Cancelled) => cancelled(wire, CancelReason::Client),
         Unsent::Ended(PreSendEnd::Deadline) => cancelled(wire, CancelReason::EdgeDeadline),
         Unsent::Ended(PreSendEnd::Disconnected) => {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use iop_execution::failure::StallDetail;
+use iop_execution::failure::{CredentialReason, StallDetail};
 use iop_execution::{
     CancelReason, ExecutionFailure, FailureCode, FailureStage, FrameFlags, ProviderContacted, RunEvent, RunEventKind,
     RunId, TunnelFrame, complaint,
@@ -37,13 +37,23 @@ impl Piece {
         }
     }
 
+    fn failure(&self) -> Option<&ExecutionFailure> {
+        match self {
+            Self::Event(RunEvent { kind: RunEventKind::Error(failure), .. })
+            | Self::Frame(TunnelFrame::Failed(failure)) => Some(failure),
+            Self::Event(_) | Self::Frame(_) => None,
+        }
+    }
+
+    /// Why the Node refused a credential lease, if that is how the run ended (CRD-13).
+    pub(crate) fn credential(&self) -> Option<CredentialReason> {
+        let failure = self.failure().filter(|failure| failure.code == FailureCode::CredentialRejected)?;
+        failure.credential
+    }
+
     /// What the Node knew of a stall, if that is how the run ended.
     pub(crate) fn stall(&self) -> Option<&StallDetail> {
-        let failure = match self {
-            Self::Event(RunEvent { kind: RunEventKind::Error(failure), .. })
-            | Self::Frame(TunnelFrame::Failed(failure)) => failure,
-            Self::Event(_) | Self::Frame(_) => return None,
-        };
+        let failure = self.failure()?;
         failure.stall.as_deref().filter(|_| failure.code == FailureCode::ResponseStalled)
     }
 
@@ -142,6 +152,7 @@ pub(crate) struct Run {
     pub(crate) key: RunKey,
     pub(crate) connection: Arc<Connection>,
     wire: WireKind,
+    leased: bool,
     dispatched: Instant,
     commit: Commit,
     shared: Arc<Shared>,
@@ -171,6 +182,8 @@ pub(crate) struct RunIdentity {
     pub(crate) run_id: RunId,
     pub(crate) key: RunKey,
     pub(crate) wire: WireKind,
+    /// It carries a credential lease.
+    pub(crate) leased: bool,
 }
 
 impl Run {
@@ -182,7 +195,7 @@ impl Run {
         shared: Arc<Shared>,
         now: Instant,
     ) -> Self {
-        let RunIdentity { attempt, run_id, key, wire } = identity;
+        let RunIdentity { attempt, run_id, key, wire, leased } = identity;
         let inbox = Inbox {
             queue: VecDeque::new(),
             window: ReceiveWindow::new(window),
@@ -197,7 +210,8 @@ impl Run {
             reader: None,
             waiting_since: None,
         };
-        Self { attempt, run_id, key, connection, wire, dispatched: now, commit, shared, inbox: Mutex::new(inbox) }
+        let inbox = Mutex::new(inbox);
+        Self { attempt, run_id, key, connection, wire, leased, dispatched: now, commit, shared, inbox }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inbox> {
@@ -215,6 +229,12 @@ impl Run {
     pub(crate) fn is_acknowledged(&self) -> bool {
         let inbox = self.lock();
         inbox.accepted || inbox.received > 0 || inbox.ended
+    }
+
+    /// It carries a lease that its Node never showed to have: nobody but this Edge can count it as unused (CRD-13).
+    pub(crate) fn lease_is_lost(&self) -> bool {
+        let inbox = self.lock();
+        self.leased && !inbox.accepted && inbox.received == 0
     }
 
     /// No client has seen content of it.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use iop_execution::{CancelReason, Entropy, ProviderContacted, RunId};
 use iop_wire::{CancelOutcome, CloseCode, CommandResult, HeartbeatProfile};
@@ -26,6 +26,26 @@ pub(crate) const SLOW_CLIENT_TICK: Duration = Duration::from_secs(1);
 /// The time, as tokio has it: tests can stop it.
 pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
+}
+
+/// The Edge's time: its wall clock when it started, and what the monotonic clock counted since. A wall clock that is set
+/// while it runs changes nothing: Nodes measure leases by this time, and a jump would make good ones look expired (CRD-7).
+#[derive(Debug, Clone, Copy)]
+struct EdgeTime {
+    at_start_ms: u64,
+    start: Instant,
+}
+
+impl EdgeTime {
+    fn new() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { at_start_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX), start: now() }
+    }
+
+    fn ms_at(self, now: Instant) -> u64 {
+        let passed = now.saturating_duration_since(self.start).as_millis();
+        self.at_start_ms.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
 }
 
 type Answer = Result<Box<Grant>, SubmitError>;
@@ -98,6 +118,7 @@ pub(crate) struct Shared {
     pub(crate) runs: Bus<Arc<RunNotice>>,
     pub(crate) heartbeat: HeartbeatProfile,
     pub(crate) entropy: Entropy,
+    time: EdgeTime,
     observer: Arc<dyn Observer>,
     /// Runs that a client holds.
     streams: Mutex<HashMap<AttemptId, Arc<Run>>>,
@@ -133,6 +154,7 @@ impl Shared {
             runs: Bus::default(),
             heartbeat,
             entropy,
+            time: EdgeTime::new(),
             observer,
             streams: Mutex::new(HashMap::new()),
             rearm: Notify::new(),
@@ -175,6 +197,11 @@ impl Shared {
 
     pub(crate) fn observe(&self, observation: &Observation) {
         self.observer.observe(observation);
+    }
+
+    /// The Edge's time, in Unix milliseconds: what Nodes are told, and what leases are issued at.
+    pub(crate) fn edge_time_ms(&self) -> u64 {
+        self.time.ms_at(now())
     }
 
     /// Applies the deadlines that passed. Answers when to come back.
@@ -337,6 +364,9 @@ impl Core {
     /// Nothing of this run is expected from its Node any more.
     pub(crate) fn forget(&mut self, attempt: AttemptId) -> Option<Arc<Run>> {
         let run = self.runs.remove(&attempt)?;
+        if run.lease_is_lost() {
+            self.after.observations.push(Observation::CredentialUnused);
+        }
         run.connection.forget(run.key);
         Some(run)
     }

@@ -34,6 +34,10 @@ pub const BODY_IDLE: Duration = Duration::from_secs(30);
 pub const MAX_CLIENT_IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Longest time for a whole request body.
 pub const BODY_TOTAL: Duration = Duration::from_secs(120);
+/// Most bytes of a refused request's body that are taken in, so that its client can read the refusal.
+pub const DISCARD_BYTES: usize = 1 << 20;
+/// Longest time for that.
+pub const DISCARD_TIME: Duration = Duration::from_secs(1);
 /// How long a stream's end waits for the run's own terminal after `[DONE]` was passed on, so that an end is not taken
 /// for a cancel.
 pub(crate) const DONE_LINGER: Duration = Duration::from_millis(100);

@@ -5,6 +5,7 @@ mod chat_tunnel;
 mod client_idle;
 mod cooling;
 mod cors;
+mod key_limits;
 mod limits;
 mod passed;
 mod records;

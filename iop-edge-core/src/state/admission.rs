@@ -8,8 +8,9 @@ use iop_execution::{AdapterKey, ModelName, NodeId, Principal, RunId, Target};
 use crate::api::{Destination, SubmitError, WireKind};
 use crate::catalog::{Candidate, ModelGroup};
 use crate::observe::{Observation, ProviderLevel, WaitOutcome};
+use crate::state::credential::Denial;
 use crate::state::effect::{Effect, Grant};
-use crate::state::fleet::ProviderState;
+use crate::state::fleet::{Online, ProviderState};
 use crate::state::id::AttemptId;
 use crate::state::ledger::{CapacityLease, WorkClass};
 use crate::state::queue::{Avoid, Head, Need, Rank, Ticket};
@@ -45,6 +46,8 @@ pub(crate) enum Admission {
     Granted(Box<Grant>),
     /// It waits, at most until then.
     Queued(AttemptId, Instant),
+    /// Its caller may use none of what could serve it (CRD-15).
+    Denied(Box<Denial>),
 }
 
 /// Who of a line is next, and why: smaller goes first.
@@ -83,6 +86,11 @@ impl EdgeState {
         let (name, bound) = (model.name.clone(), model.max_waiting);
         let (queue_timeout, absence_grace) = (model.queue_timeout, model.absence_grace);
         self.takes_requests(deadline, now)?;
+        if let Some(denial) =
+            self.groups.get(at).and_then(|group| self.deny_model(&group.model, run_id, caller.as_ref(), wire))
+        {
+            return Ok(Admission::Denied(Box::new(denial)));
+        }
         let prefix = match (prompt_prefix, &caller) {
             (0, _) => 0,
             (prefix, None) => prefix,
@@ -181,6 +189,9 @@ impl EdgeState {
         let Some(provider) = of_node.find(|provider| key(provider)) else {
             return Err(SubmitError::InvalidRequest("the node has no adapter with that key"));
         };
+        if let Some(denial) = self.deny_direct(provider, &target, run_id, wants.caller.as_ref(), wants.wire) {
+            return Ok(Admission::Denied(Box::new(denial)));
+        }
         let wire = provider.wire(wants.wire).ok_or(SubmitError::Unavailable)?;
         let id = provider.config.provider_id.clone();
         let retry_after = provider.wear.service().unwrap_or_default().clamp(RETRY_AFTER.0, RETRY_AFTER.1);
@@ -227,6 +238,7 @@ impl EdgeState {
             wire: wants.wire,
             too_small: contexts.max().unwrap_or(0),
             avoid: wants.avoid.clone(),
+            barred: model.map_or_else(Vec::new, |model| self.barred(model, wants.caller.as_ref())),
         }
     }
 
@@ -236,6 +248,7 @@ impl EdgeState {
         let Some(group) = self.groups.get(at) else { return Vec::new() };
         let candidates = group.model.candidates.iter().enumerate();
         let configured: Vec<_> = candidates
+            .filter(|(_, candidate)| !need.barred.contains(&candidate.provider))
             .filter_map(|(position, candidate)| {
                 let provider = self.fleet.provider(&candidate.provider).filter(|provider| provider.enabled)?;
                 Some((position, candidate, provider, provider.context(&candidate.target)))
@@ -275,7 +288,8 @@ impl EdgeState {
     fn is_absent(&self, at: usize, need: &Need) -> bool {
         let candidates = self.groups.get(at).into_iter().flat_map(|group| &group.model.candidates);
         let avoided = need.avoid.as_ref().filter(|avoid| !avoid.fallback).map(|avoid| &avoid.provider);
-        let mut candidates = candidates.filter(|candidate| Some(&candidate.provider) != avoided);
+        let mut candidates = candidates
+            .filter(|candidate| Some(&candidate.provider) != avoided && !need.barred.contains(&candidate.provider));
         candidates.any(|candidate| self.fleet.provider(&candidate.provider).is_some_and(ProviderState::is_absent))
     }
 
@@ -300,7 +314,8 @@ impl EdgeState {
         eligible.retain(|eligible| {
             let Eligible { position, candidate, provider, .. } = eligible;
             let counters = self.ledger.counters(&provider.node, &candidate.provider);
-            let online = provider.online.as_ref().filter(|online| counters.has_place(need.class, online.limits));
+            let has_place = |online: &&Online| online.settled && counters.has_place(need.class, online.limits);
+            let online = provider.online.as_ref().filter(has_place);
             let Some(online) = online.filter(|_| all_in_vain || provider.wear.cooling(now).is_none()) else {
                 return false;
             };
@@ -345,7 +360,7 @@ impl EdgeState {
         let group = entry.wants.model.as_ref().and_then(|name| self.groups.get(self.groups.find(name)?));
         let model = group.map(|group| &group.model);
         let provider = self.fleet.provider(&candidate.provider)?;
-        let online = provider.online.as_ref()?;
+        let online = provider.online.as_ref().filter(|online| online.settled)?;
         let lease = CapacityLease {
             attempt,
             node: provider.node.clone(),

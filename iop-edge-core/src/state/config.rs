@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use iop_execution::NodeId;
-use iop_wire::{CloseCode, ConfigAck, ConfigUpdate, NodeConfigPayload, ToNode};
+use iop_wire::{CloseCode, ConfigAck, NodeConfigPayload, ToNode};
 
 use crate::api::{ApplyError, ConfigChange, UnknownNode};
 use crate::catalog::{Catalog, ModelGroup, NodeEntry};
@@ -30,6 +30,7 @@ impl EdgeState {
         }
         let change = difference(&self.catalog, &catalog);
         self.catalog = Arc::clone(&catalog);
+        self.credentials_applied(&catalog, now);
         self.fleet.apply(&catalog);
         self.held.retain(|node| catalog.node(node).is_some());
         for node in &self.held {
@@ -39,8 +40,8 @@ impl EdgeState {
         self.regroup(now);
         for connection in self.registry.ids() {
             let Some(node) = self.registry.node_of(connection).cloned() else { continue };
-            // Its leases are released by this. A disabled one may come back.
-            match self.catalog.node(&node).map(|entry| entry.enabled) {
+            // Its leases are released by this. A disabled one may come back, and one whose token was revoked.
+            match self.catalog.node(&node).map(|entry| entry.enabled && entry.token.is_some()) {
                 None => self.close(connection, CloseCode::RemovedFromConfig, Duration::ZERO, now),
                 Some(false) => self.close(connection, CloseCode::Closed, RETRY_UNAVAILABLE, now),
                 Some(true) => {}
@@ -49,6 +50,7 @@ impl EdgeState {
         self.recheck_records(now);
         for connection in self.registry.ids() {
             self.push_config(connection);
+            self.push_credentials(connection);
         }
         Ok(change)
     }
@@ -69,7 +71,8 @@ impl EdgeState {
 
     fn send_config(&mut self, connection: ConnectionId, node: &NodeId, config: Option<Arc<NodeConfigPayload>>) {
         if let Some(config) = config {
-            let message = Box::new(ToNode::ConfigUpdate(ConfigUpdate::new(NodeConfigPayload::clone(&config))));
+            let update = self.config_update(connection, NodeConfigPayload::clone(&config));
+            let message = Box::new(ToNode::ConfigUpdate(update));
             self.fleet.pushed(node, Some(config));
             self.effects.push_back(Effect::Send { connection, message });
         }
@@ -115,6 +118,7 @@ impl EdgeState {
         }
         // Before anybody is given a place: what is sent next may have fewer.
         self.send_config(connection, &claim.node, next);
+        self.push_credentials(connection);
         if news || applied.is_some() {
             self.offers_changed(now);
         }

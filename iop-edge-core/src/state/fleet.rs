@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use iop_credential_lease::BindingField;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, Target};
 use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady, ReadyTarget, WireMode};
 
 use crate::api::WireKind;
+use crate::catalog::credentials::Bound;
 use crate::catalog::{Candidate, Catalog, DEFAULT_CAPACITY, ModelGroup};
 use crate::state::id::{Generation, ProviderKey};
 use crate::state::ledger::PlaceLimits;
@@ -21,6 +23,11 @@ pub(crate) struct Online {
     pub(crate) limits: PlaceLimits,
     /// The key under which its Node has it, which a config that is not in force there yet may name differently.
     pub(crate) adapter: AdapterKey,
+    /// What a lease for it is bound to, as its Node has it; an error names what can't be bound.
+    pub(crate) bound: Result<Option<Bound>, BindingField>,
+    /// False: its Node may have it with another credential, or at another place, than is configured. Requests wait until that
+    /// is settled: a lease would be of one and the Node expect the other.
+    pub(crate) settled: bool,
     /// The Node left a question unanswered (FEN-7).
     pub(crate) suspect: bool,
     draining: bool,
@@ -96,7 +103,10 @@ impl ProviderState {
         let adapter = in_force.adapter.clone();
         let (runs, tunnels) = (report.runs, report.tunnels);
         let raised = self.overlay.begin(generation, &adapter);
-        self.online = Some(Online { generation, limits, adapter, suspect, draining, runs, tunnels });
+        let bound = Bound::of(in_force);
+        let settled =
+            is_bound_alike(in_force, &self.config) && pushed.is_none_or(|new| is_bound_alike(new, &self.config));
+        self.online = Some(Online { generation, limits, adapter, bound, settled, suspect, draining, runs, tunnels });
         (self.tools, self.reasoning) = (report.tools, report.reasoning);
         self.listed.clone_from(&report.targets);
         raised
@@ -119,6 +129,11 @@ struct Offer {
     reports: Vec<ProviderReady>,
     suspect: bool,
     draining: bool,
+}
+
+/// Leases for the one fit the other.
+fn is_bound_alike(one: &ProviderConfig, other: &ProviderConfig) -> bool {
+    one.credential == other.credential && (one.credential.is_none() || one.origin() == other.origin())
 }
 
 /// Places under a config of a backend that reported so many; 0 = not known.

@@ -337,6 +337,7 @@ impl World {
                 self.attempts.push(attempt);
                 self.waiting.insert(attempt, true);
             }
+            Ok(Admission::Denied(denial)) => panic!("no provider here needs a credential: {denial:?}"),
             Err(_) => {}
         }
     }

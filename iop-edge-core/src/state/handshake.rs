@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use iop_credential_lease::RecipientPublicKey;
 use iop_execution::NodeId;
 use iop_wire::limits::{FEATURES, MAX_ENVELOPE, PROTO_MAX, PROTO_MIN};
 use iop_wire::{
@@ -19,7 +20,7 @@ use crate::state::registry::{Challenge, Claim, Crowded, Instance, ReadyOutcome};
 use crate::state::suspicion::was_suspended;
 use crate::state::throttle::Source;
 use crate::state::timers::Timer;
-use crate::token::{Token, TokenHash, TokenKind};
+use crate::token::{Token, TokenKind, TokenProof, TokenSecrets};
 
 /// Wait before a Node dials again that found its place taken (REG-4).
 const RETRY_DUPLICATE: Duration = Duration::from_secs(10);
@@ -79,6 +80,12 @@ impl EdgeState {
         let Ok(peer) = self.registry.registering(connection).cloned() else {
             return self.violation(connection, Violation::State, now);
         };
+        // Its length was checked when it was read. One that anybody could open leases of is no key (CRD-3).
+        let recipient = <[u8; 32]>::try_from(request.recipient_key.as_ref()).ok().map(RecipientPublicKey::new);
+        let Ok(recipient) = recipient.transpose() else {
+            return self.violation(connection, Violation::Malformed, now);
+        };
+        self.registry.set_recipient(connection, recipient);
         match self.admit_node(connection, &peer, request, edge_time_ms, now) {
             Ok(None) => {}
             Ok(Some(registered)) => self.registered(connection, edge_time_ms, registered),
@@ -130,7 +137,12 @@ impl EdgeState {
             nodes.iter().find(|node| node.token_id.is_some() && node.token_id.as_ref() == id);
         // A record without an id is found by its secret: each comparison takes the same time, and all are made.
         let unnamed = nodes.iter().filter(|node| node.token_id.is_none());
-        let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| node.token_hash.matches(token)));
+        let unix_time = edge_time_ms / 1_000;
+        let proof = |entry: Option<&NodeEntry>, token: &Token| {
+            entry.and_then(|node| node.token).unwrap_or(TokenSecrets::NOBODY).check(token, unix_time)
+        };
+        let knows = |node: &NodeEntry, token: &Token| proof(Some(node), token) != TokenProof::Unknown;
+        let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| knows(node, token)));
         let entry = named.or(matching.fold(None, |_, node| Some(node)));
         let sources: Vec<Source> =
             address.clone().into_iter().chain(named.and(id).map(|id| Source::Token(id.clone()))).collect();
@@ -151,15 +163,19 @@ impl EdgeState {
                 return refuse(node, reason, Duration::ZERO);
             }
         };
-        let expected = entry.map_or(TokenHash::DUMMY, |node| node.token_hash);
-        let proven = token.is_some_and(|token| expected.matches(&token));
-        let Some(entry) = entry.filter(|_| proven).cloned() else {
+        let proof = token.map_or(TokenProof::Unknown, |token| proof(entry, &token));
+        let Some(entry) = entry.filter(|_| proof != TokenProof::Unknown).cloned() else {
             for source in sources {
                 self.throttle.failed(source, now);
             }
             return refuse(None, RefusalReason::UnknownToken, Duration::ZERO);
         };
         let node = entry.id.clone();
+        if proof == TokenProof::Expired {
+            // The wire has one word for both; who looks here sees which it is.
+            let answer = RegisterRefusal { reason: RefusalReason::UnknownToken, retry_after: Duration::ZERO };
+            return Err((Some(node), answer, Refusal::ExpiredToken));
+        }
         if request.claimed_node_id.as_ref().is_some_and(|claimed| *claimed != node) {
             return refuse(Some(node), RefusalReason::IdentityMismatch, Duration::ZERO);
         }
@@ -188,7 +204,9 @@ impl EdgeState {
         let config = self.catalog.node_config(entry);
         let ready_by = self.registry.claim(connection, entry.id.clone(), config.clone(), now).ok()?;
         self.timers.arm(Timer::Handshake(connection), ready_by);
-        Some(Registered { node_id: entry.id.clone(), config, trusted_lease_signers: Vec::new() })
+        let takes_leases = self.registry.recipient(connection).is_some_and(|(recipient, _)| recipient.is_some());
+        let trusted_lease_signers = if takes_leases { self.catalog.credentials().signers() } else { Vec::new() };
+        Some(Registered { node_id: entry.id.clone(), config, trusted_lease_signers })
     }
 
     /// The Node's present connection has not answered: it is dead (REG-5).
@@ -275,6 +293,7 @@ impl EdgeState {
         if ready {
             // The config may have changed since it registered.
             self.push_config(connection);
+            self.push_credentials(connection);
         } else {
             self.violation(connection, Violation::Ready, now);
         }

@@ -36,7 +36,8 @@ pub(super) fn record_of<'a>(
     named: Option<&NodeEntry>,
 ) -> Result<Option<&'a NodeEntry>, RefusalReason> {
     let Some(shown) = shown else {
-        return if catalog.identity_required() { Err(RefusalReason::IdentityRequired) } else { Ok(None) };
+        let required = catalog.identity_required() || named.is_some_and(Catalog::is_managed);
+        return if required { Err(RefusalReason::IdentityRequired) } else { Ok(None) };
     };
     let record = catalog.nodes().iter().find(|node| node.is(shown.identity()));
     let record = record.ok_or(RefusalReason::IdentityMismatch)?;

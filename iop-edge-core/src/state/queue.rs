@@ -27,6 +27,8 @@ pub(crate) struct Need {
     pub(crate) too_small: u64,
     /// A provider it would rather not have again (SEL-2).
     pub(crate) avoid: Option<Avoid>,
+    /// Candidates whose credential its caller may not use, sorted (CRD-15).
+    pub(crate) barred: Vec<ProviderId>,
 }
 
 /// A provider that any other eligible one is preferred to.

@@ -17,10 +17,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use iop_credential_lease::RecipientPublicKey;
 use iop_execution::NodeId;
 use iop_wire::limits::{READY_TIMEOUT, REGISTER_TIMEOUT};
 use iop_wire::{NodeConfigPayload, NodeReadyRequest, PeerIdentity};
 
+use crate::state::credential::Told;
 use crate::state::fleet;
 use crate::state::id::{ConnectionId, Generation};
 use crate::state::push::Push;
@@ -93,7 +95,11 @@ struct Connection {
     peer: PeerIdentity,
     instance: Option<Instance>,
     lease_generation: u64,
+    /// What leases for it are sealed to; none = it takes none (CRD-3).
+    recipient: Option<RecipientPublicKey>,
     push: Push,
+    /// What it knows of credentials.
+    told: Told,
 }
 
 impl Challenge {
@@ -154,7 +160,15 @@ impl Registry {
         let id = ConnectionId(self.last_connection);
         self.connections.insert(
             id,
-            Connection { phase: Phase::AwaitingHello, peer, instance: None, lease_generation, push: Push::default() },
+            Connection {
+                phase: Phase::AwaitingHello,
+                peer,
+                instance: None,
+                lease_generation,
+                recipient: None,
+                push: Push::default(),
+                told: Told::default(),
+            },
         );
         Ok((id, now + REGISTER_TIMEOUT))
     }
@@ -173,6 +187,29 @@ impl Registry {
             | Phase::Ready(_)
             | Phase::Draining(_) => Err(Illegal),
         }
+    }
+
+    /// The key it registers with.
+    pub(crate) fn set_recipient(&mut self, id: ConnectionId, recipient: Option<RecipientPublicKey>) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.recipient = recipient;
+        }
+    }
+
+    /// What leases for a connection are sealed to, and the stand-in of its generation.
+    pub(crate) fn recipient(&self, id: ConnectionId) -> Option<(Option<&RecipientPublicKey>, u64)> {
+        let connection = self.connections.get(&id)?;
+        Some((connection.recipient.as_ref(), connection.lease_generation))
+    }
+
+    /// It is told this of credentials. False if it knows that already.
+    pub(crate) fn told(&mut self, id: ConnectionId, news: &Told) -> bool {
+        let Some(connection) = self.connections.get_mut(&id) else { return false };
+        let new = connection.told != *news;
+        if new {
+            connection.told.clone_from(news);
+        }
+        new
     }
 
     /// The peer, if it may register now.

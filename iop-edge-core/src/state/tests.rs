@@ -1,4 +1,5 @@
 mod configs;
+mod credentials;
 mod duplicates;
 mod handshake;
 mod health;
@@ -6,6 +7,7 @@ mod identities;
 mod model;
 mod places;
 mod scheduling;
+mod tokens;
 
 use iop_execution::{AdapterKey, NodeId, ProviderId, Redacted, Target};
 use iop_wire::{
@@ -41,6 +43,7 @@ pub(crate) fn provider_config(id: &str, capacity: u32, long_capacity: u32) -> Pr
         terminal_linger_ms: 0,
         cancel_policy: CancelPolicy::Abort,
         auth: String::new(),
+        credential: None,
     }
 }
 

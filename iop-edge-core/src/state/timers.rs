@@ -26,6 +26,8 @@ pub(crate) enum Timer {
     Command(CommandId),
     /// A lowered provider may be asked about again (HLT-6).
     Question(ProviderKey),
+    /// Nodes take no lease of an older revision from now on (CRD-8).
+    Revisions,
     /// A Node that another connection claims to be should have answered by now (REG-5).
     Challenge(ConnectionId),
     /// A connection whose identity is worth nothing any more may have finished by now (CRD-10).

@@ -24,6 +24,7 @@ fn config(key: &str) -> ProviderConfig {
         terminal_linger_ms: 0,
         cancel_policy: CancelPolicy::Abort,
         auth: String::new(),
+        credential: None,
     }
 }
 

@@ -21,10 +21,15 @@ const MAX_REASON: usize = 512;
 impl Session<'_> {
     /// The Edge pushed a config. Nothing waits for it: pings are answered and runs go on.
     pub(super) fn config_pushed(&mut self, update: ConfigUpdate) -> Result<(), End> {
-        if self.draining.is_some() {
-            return self.refuse_push(update.config.revision, "the Node is shutting down".into());
+        // At once, whatever becomes of the config: a slot that is taken away does not wait for an adapter to be built (CRD-8).
+        if let Some(leases) = &self.leases {
+            leases.update(&update.trusted_lease_signers, &update.credential_states);
         }
-        let step = self.configs.pushed(update.config);
+        let Some(config) = update.config else { return Ok(()) };
+        if self.draining.is_some() {
+            return self.refuse_push(config.revision, "the Node is shutting down".into());
+        }
+        let step = self.configs.pushed(config);
         self.follow(step)
     }
 

@@ -82,6 +82,11 @@ impl Session<'_> {
             ToNode::ConfigUpdate(update) => self.config_pushed(update),
             ToNode::Ping(ping) => self.control(ToEdge::Pong(Pong { nonce: ping.nonce, edge_time_ms: 0 })),
             ToNode::Pong(pong) => {
+                if let (Some(leases), Some((nonce, sent))) = (&self.leases, self.pinged)
+                    && nonce == pong.nonce
+                {
+                    leases.observe(pong.edge_time_ms, sent, now());
+                }
                 self.heartbeat.handle_pong(now(), pong.nonce);
                 Ok(())
             }
@@ -111,7 +116,8 @@ impl Session<'_> {
         self.outbox
             .push_run_control(key, ToEdge::Accepted(number))
             .map_err(|_| End::Close(CloseCode::ControlOverflow))?;
-        let admitted = admit(head, &self.node.adapters(), !self.takes_new_work());
+        let draining = !self.takes_new_work();
+        let admitted = admit(head, &self.node.adapters(), draining, self.leases.as_ref(), now());
         let admitted = match admitted {
             Ok(admitted) => admitted,
             Err(failure) => {
@@ -182,7 +188,7 @@ impl Session<'_> {
         admitted: Admitted,
         entry: Entry,
     ) -> Work<E> {
-        let Admitted { adapter, permit, stall_timeout, deadline: _ } = admitted;
+        let Admitted { adapter, permit, stall_timeout, deadline: _, lease } = admitted;
         let (config, close_grace) = (adapter.config(), adapter.close_grace());
         let limits = Limits::new(stall_timeout, config, close_grace, head.prompt_tokens_estimate);
         Work {
@@ -191,6 +197,7 @@ impl Session<'_> {
             control,
             emitter: Emitter::new(head.run),
             permit: Some(permit),
+            lease,
             watchdog: Watchdog::new(limits, config.cancel_policy, now()),
             adapter: head.adapter.clone(),
             probe: Probe {

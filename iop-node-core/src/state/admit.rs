@@ -2,19 +2,20 @@
 //!
 //! 1. the stall timeout and the deadline are legal, before any lookup (EXE-13);
 //! 2. the Node takes new work, the request body is not too large, the adapter key is known and takes this target;
-//! 3. there is no credential lease: managed credentials are not part of this build, so one is refused and never ignored;
-//! 4. a place is free: the permit it gives is the proof that opening a lease will ask for.
+//! 3. its credential lease is good for the adapter that would make the call, and is there exactly where one is needed;
+//! 4. a place is free: the permit it gives is the proof that opening the lease will ask for (CRD-4).
 //!
 //! Nothing before (4) has a side effect, and whoever drops the permit frees the place.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use iop_credential_lease::AdmissionProof;
-use iop_execution::{ExecutionFailure, FailureCode, FailureStage, GatePermit, ProviderContacted, StallTimeout};
+use iop_execution::{ExecutionFailure, FailureCode, GatePermit, StallTimeout};
 use iop_wire::DispatchHead;
 
 use crate::adapters::{Adapter, Adapters};
+use crate::state::leases::{self, LeaseDesk, PendingLease};
 use crate::state::runs::MAX_BODY_BYTES;
 
 /// Longest hard deadline a request may ask for: 7 days.
@@ -40,13 +41,21 @@ pub struct Admitted {
     pub stall_timeout: StallTimeout,
     /// Hard deadline from receipt.
     pub deadline: Option<Duration>,
+    /// The lease its call is made with.
+    pub lease: Option<PendingLease>,
 }
 
 /// Checks a dispatch in the order of NOD-3.
 ///
 /// # Errors
 /// The typed failure that becomes the run's terminal. It always says that the provider was not contacted.
-pub fn admit(head: &DispatchHead, adapters: &Adapters, draining: bool) -> Result<Admitted, ExecutionFailure> {
+pub fn admit(
+    head: &DispatchHead,
+    adapters: &Adapters,
+    draining: bool,
+    desk: Option<&Arc<LeaseDesk>>,
+    now: Instant,
+) -> Result<Admitted, ExecutionFailure> {
     let stall_timeout = StallTimeout::from_ms(head.response_stall_timeout_ms)
         .map_err(|error| ExecutionFailure::refused(FailureCode::InvalidRequest, error.to_string()))?;
     let deadline = match head.deadline_ms {
@@ -70,18 +79,12 @@ pub fn admit(head: &DispatchHead, adapters: &Adapters, draining: bool) -> Result
     if !adapter.serves(&head.target) {
         return Err(ExecutionFailure::refused(FailureCode::UnknownTarget, "the adapter has no such target"));
     }
-    if !head.credential_lease.expose().is_empty() {
-        return Err(ExecutionFailure::new(
-            FailureCode::CredentialRejected,
-            FailureStage::Credential,
-            ProviderContacted::No,
-            "this Node takes no credential leases",
-        ));
-    }
+    let lease = leases::check(desk, head, adapter.config(), now).map_err(|refused| *refused)?;
     let Some(place) = adapter.gate().try_enter() else {
         return Err(ExecutionFailure::refused(FailureCode::Busy, "every place of the adapter is taken"));
     };
-    Ok(Admitted { adapter: Arc::clone(adapter), permit: CapacityPermit { _place: place }, stall_timeout, deadline })
+    let permit = CapacityPermit { _place: place };
+    Ok(Admitted { adapter: Arc::clone(adapter), permit, stall_timeout, deadline, lease })
 }
 
 #[cfg(test)]

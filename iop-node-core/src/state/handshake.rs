@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use iop_execution::NodeId;
 use iop_wire::limits::{FEATURES, PROTO_MAX, PROTO_MIN, READY_TIMEOUT, REGISTER_TIMEOUT};
-use iop_wire::{CloseCode, HelloAck, NodeConfigPayload, RegisterRefusal, ToNode};
+use iop_wire::{CloseCode, HelloAck, LeaseSigner, NodeConfigPayload, RegisterRefusal, ToNode};
 
 /// Where the handshake stands: named for what it awaits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,7 +110,14 @@ pub enum Step {
         max_envelope: u32,
     },
     /// Apply this config, start its adapters, then call [`Handshake::started`].
-    Start(NodeConfigPayload),
+    Start {
+        /// The config.
+        config: NodeConfigPayload,
+        /// The Edge's time, Unix milliseconds.
+        edge_time_ms: u64,
+        /// Whose credential leases the Edge says to take.
+        lease_signers: Vec<LeaseSigner>,
+    },
     /// The registration was refused: the connection ends.
     Refused(RegisterRefusal),
     /// Work may come.
@@ -183,7 +190,11 @@ impl Handshake {
                 Ok(registered) => {
                     self.node_id = Some(registered.node_id);
                     self.move_to(State::Starting, Some(now + READY_TIMEOUT));
-                    Ok(Step::Start(registered.config))
+                    Ok(Step::Start {
+                        config: registered.config,
+                        edge_time_ms: response.edge_time_ms,
+                        lease_signers: registered.trusted_lease_signers,
+                    })
                 }
                 Err(refusal) => Ok(Step::Refused(refusal)),
             },

@@ -379,6 +379,7 @@ pub(crate) fn config() -> ProviderConfig {
         terminal_linger_ms: 0,
         cancel_policy: CancelPolicy::Abort,
         auth: String::new(),
+        credential: None,
     }
 }
 

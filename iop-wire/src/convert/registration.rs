@@ -9,9 +9,9 @@ use super::bounds::{Checked, adapter, ensure, list, named, node_id, provider_id,
 use super::{ConvertError, enums};
 use crate::limits::{MAX_CREDENTIAL_STATES, MAX_LEASE_SIGNERS, MAX_LIST, MAX_PATH, MAX_TARGETS, MAX_TEXT, MAX_TOKEN};
 use crate::message::{
-    AdapterInventory, ConfigAck, ConfigUpdate, CredentialState, Hello, HelloAck, LeaseSigner, NodeConfigPayload,
-    NodeReadyRequest, NodeReadyResponse, ProviderConfig, ProviderReady, ReadyTarget, RegisterRefusal, RegisterRequest,
-    RegisterResponse, Registered,
+    AdapterInventory, ConfigAck, ConfigUpdate, CredentialState, CredentialUse, Hello, HelloAck, LeaseSigner,
+    NodeConfigPayload, NodeReadyRequest, NodeReadyResponse, ProviderConfig, ProviderReady, ReadyTarget,
+    RegisterRefusal, RegisterRequest, RegisterResponse, Registered,
 };
 use crate::proto;
 use proto::register_response::Outcome;
@@ -197,6 +197,9 @@ impl From<ProviderConfig> for proto::ProviderConfig {
             terminal_linger_ms: provider.terminal_linger_ms,
             cancel_policy: proto::CancelPolicy::from(provider.cancel_policy).into(),
             auth: provider.auth,
+            credential: provider
+                .credential
+                .map(|CredentialUse { slot, profile }| proto::CredentialUse { slot, profile }),
         }
     }
 }
@@ -222,8 +225,16 @@ impl TryFrom<proto::ProviderConfig> for ProviderConfig {
             terminal_linger_ms: provider.terminal_linger_ms,
             cancel_policy: enums::value::<proto::CancelPolicy, _>(provider.cancel_policy, "no known cancel policy")?,
             auth: text(provider.auth, MAX_PATH, "auth is no valid text")?,
+            credential: provider.credential.map(credential_use).transpose()?,
         })
     }
+}
+
+fn credential_use(of: proto::CredentialUse) -> Checked<CredentialUse> {
+    Ok(CredentialUse {
+        slot: named(of.slot, "slot is no valid name")?,
+        profile: named(of.profile, "profile is no valid name")?,
+    })
 }
 
 impl From<NodeReadyRequest> for proto::NodeReadyRequest {
@@ -304,7 +315,7 @@ impl From<proto::NodeReadyResponse> for NodeReadyResponse {
 impl From<ConfigUpdate> for proto::ConfigUpdate {
     fn from(update: ConfigUpdate) -> Self {
         Self {
-            config: Some(update.config.into()),
+            config: update.config.map(Into::into),
             trusted_lease_signers: signers_to_wire(update.trusted_lease_signers),
             credential_states: update
                 .credential_states
@@ -320,7 +331,7 @@ impl TryFrom<proto::ConfigUpdate> for ConfigUpdate {
 
     fn try_from(update: proto::ConfigUpdate) -> Checked<Self> {
         Ok(Self {
-            config: required(update.config, "a config update without config")?.try_into()?,
+            config: update.config.map(TryInto::try_into).transpose()?,
             trusted_lease_signers: signers(update.trusted_lease_signers)?,
             credential_states: list(
                 update.credential_states,

@@ -115,8 +115,19 @@ fn config() -> NodeConfigPayload {
             terminal_linger_ms: 6,
             cancel_policy: CancelPolicy::Drain,
             auth: "env:KEY".into(),
+            credential: None,
         }],
     }
+}
+
+/// The same, whose provider needs a lease for each call.
+fn managed() -> NodeConfigPayload {
+    let mut config = config();
+    for provider in &mut config.providers {
+        provider.auth.clear();
+        provider.credential = Some(CredentialUse { slot: "acme".into(), profile: "bearer".into() });
+    }
+    config
 }
 
 fn event(kind: RunEventKind) -> ToEdge {
@@ -310,9 +321,18 @@ fn to_node() -> Vec<(&'static str, ToNode)> {
         (
             "ConfigUpdate",
             ToNode::ConfigUpdate(ConfigUpdate {
-                config: config(),
+                config: Some(config()),
                 trusted_lease_signers: vec![[5; 32], [6; 32]],
                 credential_states: vec![CredentialState { slot: "openai".into(), revision: 4, disabled: true }],
+            }),
+        ),
+        ("ConfigUpdate.Managed", ToNode::ConfigUpdate(ConfigUpdate::new(managed()))),
+        (
+            "ConfigUpdate.CredentialsOnly",
+            ToNode::ConfigUpdate(ConfigUpdate {
+                config: None,
+                trusted_lease_signers: Vec::new(),
+                credential_states: vec![CredentialState { slot: "acme".into(), revision: 1, disabled: false }],
             }),
         ),
         ("Ping", ToNode::Ping(Ping { nonce: 300 })),

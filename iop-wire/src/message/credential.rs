@@ -19,6 +19,16 @@ pub struct CredentialScope {
     pub profile: String,
 }
 
+/// Which credential slot a provider's calls are made with, and how the credential is applied (CRD-11). Texts are as in
+/// [`CredentialScope`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CredentialUse {
+    /// The stored credential.
+    pub slot: String,
+    /// How it is applied to a request.
+    pub profile: String,
+}
+
 /// Where a credential slot stands (CRD-8).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialState {

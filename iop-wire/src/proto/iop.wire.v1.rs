@@ -234,6 +234,18 @@ pub struct ProviderConfig {
     /// Reference to a credential on the Node, never the credential; empty = none.
     #[prost(string, tag = "16")]
     pub auth: ::prost::alloc::string::String,
+    /// Each call needs a lease of this slot; absent = none does. Never together with `auth`.
+    #[prost(message, optional, tag = "17")]
+    pub credential: ::core::option::Option<CredentialUse>,
+}
+/// Which credential slot a provider's calls are made with, and how the credential is applied. None is empty.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct CredentialUse {
+    #[prost(string, tag = "1")]
+    pub slot: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub profile: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 #[prost(skip_debug)]
@@ -708,6 +720,7 @@ pub mod node_command_response {
 #[derive(Clone, PartialEq, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct ConfigUpdate {
+    /// Absent = the config stays, and no ack follows: sent only to a Node that registered with a recipient key.
     #[prost(message, optional, tag = "1")]
     pub config: ::core::option::Option<NodeConfigPayload>,
     /// All that are trusted from now on, as in Registered.

@@ -21,6 +21,7 @@ fn config(kind: &str, base_url: &str, auth: &str) -> ProviderConfig {
         terminal_linger_ms: 0,
         cancel_policy: CancelPolicy::Abort,
         auth: auth.to_owned(),
+        credential: None,
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use iop_execution::Redacted;
 use iop_node_core::journal::sqlite;
 use iop_node_core::upstream::AllowUpstream;
+use iop_node_core::{LeaseIssuers, TrustedIssuers};
 use iop_wire::{WorkloadIdentity, WorkloadRole};
 use serde::Deserialize;
 
@@ -94,6 +95,12 @@ pub static NODE_FILE: Object = Object {
             Kind::List(&Kind::Text),
             "what providers may be: loopback, private, hosts, addresses, networks; default: [loopback, private]",
         ),
+        optional(
+            "lease_issuers",
+            Kind::List(&Kind::Text),
+            "whose credential leases are taken: [edge] = those that the Edge names, once it has shown its workload identity; or \
+             public keys, `ed25519:` and 64 hex digits or `file:PATH`; [] = nobody's; default [edge]",
+        ),
         optional("metrics", Kind::Object(&METRICS_LISTENER), "metrics and health"),
         optional("journal", Kind::Object(&JOURNAL), "what is written down about runs"),
         optional("link", Kind::Object(&LINK), "the connection to the Edge"),
@@ -121,6 +128,8 @@ pub struct NodeFile {
     pub reconnect: ReconnectFile,
     /// What providers may be.
     pub allow_upstream: Option<Vec<String>>,
+    /// Whose credential leases are taken.
+    pub lease_issuers: Option<Vec<String>>,
     /// Metrics and health.
     pub metrics: MetricsFile,
     /// What is written down about runs.
@@ -285,6 +294,8 @@ pub struct NodeSettings {
     pub interval: Option<Duration>,
     /// What providers may be; `None` = the default.
     pub allow_upstream: Option<Vec<String>>,
+    /// Whose credential leases are taken.
+    pub lease_issuers: LeaseIssuers,
     /// Metrics and health; `None` = off.
     pub metrics: Option<SocketAddr>,
     /// The run journal; `None` = off.
@@ -367,6 +378,7 @@ impl NodeOptions {
                 problems.error(at(&format!("allow_upstream/{index}")), format!("`allow_upstream`: {error}"), None);
             }
         }
+        let lease_issuers = lease_issuers(file.lease_issuers.as_deref(), base, &at, problems);
         let metrics = self.metrics_listen.or(file.metrics.listen);
         if let Some(address) = metrics {
             let protection = Protection {
@@ -400,9 +412,42 @@ impl NodeOptions {
             max_attempts: self.reconnect_max_attempts.or(file.reconnect.max_attempts),
             interval: interval.map(Duration::from_secs),
             allow_upstream: allow,
+            lease_issuers,
             metrics,
             congestion: self.link_congestion.unwrap_or(file.link.congestion),
         })
+    }
+}
+
+/// Whose credential leases are taken: the Edge's word, or a list of this Node's own (CRD-8).
+fn lease_issuers(
+    names: Option<&[String]>,
+    base: &Path,
+    at: &dyn Fn(&str) -> Position,
+    problems: &mut Problems,
+) -> LeaseIssuers {
+    let Some(names) = names else { return LeaseIssuers::OfEdge };
+    match names {
+        [] => return LeaseIssuers::Nobody,
+        [only] if only == "edge" => return LeaseIssuers::OfEdge,
+        _ => {}
+    }
+    let mut keys = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        match super::edge::credentials::resolve_public_key(base, name) {
+            Ok(key) => keys.push(key),
+            Err(message) => {
+                let suggestion = "lease_issuers: [edge], or [\"ed25519:…\"]".to_owned();
+                problems.error(at(&format!("lease_issuers/{index}")), message, Some(suggestion));
+            }
+        }
+    }
+    match TrustedIssuers::new(keys) {
+        Ok(issuers) => LeaseIssuers::Only(issuers),
+        Err(error) => {
+            problems.error(at("lease_issuers"), error.to_string(), None);
+            LeaseIssuers::Nobody
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use serde_json::{Map, json};
 
 use super::problem::{Problems, did_you_mean};
 use super::secret;
+use super::time::{self, Timestamp};
 use super::tree::{Tree, Value};
 
 /// What a value must look like.
@@ -44,8 +45,12 @@ pub enum Kind {
     Object(&'static Object),
     /// `env:NAME` or `file:PATH`: resolved on the Node.
     Reference,
+    /// `file:PATH`, `env:NAME` or `command:PROGRAM ARGS`: resolved on the Edge.
+    Secret,
     /// Text without control characters.
     Text,
+    /// A point in time, RFC 3339.
+    Time,
     /// The 8 letters and digits that name a token.
     TokenId,
 }
@@ -128,7 +133,7 @@ fn check_object(tree: &mut Tree, object: &'static Object, problems: &mut Problem
 
 fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut Problems) {
     let at = tree.at;
-    if !matches!(kind, Kind::Reference)
+    if !matches!(kind, Kind::Reference | Kind::Secret)
         && let Value::Text(text) = &mut tree.value
         && let Some(variable) = secret::variable(text)
     {
@@ -190,7 +195,14 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
         (Kind::Closed(list), Value::Text(text)) => list.check(text, name, at, problems),
         (Kind::Hash, Value::Text(text)) => secret::check_hash(text, name, at, problems),
         (Kind::Reference, Value::Text(text)) => secret::check_reference(text, name, at, problems),
+        (Kind::Secret, Value::Text(text)) => secret::check_secret(text, name, at, problems),
         (Kind::Text, Value::Text(text)) => check_text(text, name, at, problems),
+        (Kind::Time, Value::Text(text)) => {
+            if Timestamp::parse(text).is_none() {
+                let message = format!("`{name}` must be a time (RFC 3339), not `{}`", text.escape_debug());
+                problems.error(at, message, Some(format!("{name}: \"{}\"", time::EXAMPLE)));
+            }
+        }
         (Kind::TokenId, Value::Text(text)) => {
             if TokenId::parse(text).is_none() {
                 let hint = "the 8 letters or digits between the two `_` of the token".to_owned();
@@ -198,7 +210,7 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
             }
         }
         (
-            Kind::Text | Kind::Choice(_) | Kind::Closed(_) | Kind::TokenId,
+            Kind::Text | Kind::Time | Kind::Choice(_) | Kind::Closed(_) | Kind::TokenId,
             other @ (Value::Int(_) | Value::Float(_) | Value::Bool(_)),
         ) => {
             wrong(problems, "text", other, Some("put it in quotes".to_owned()));
@@ -210,7 +222,9 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
             | Kind::Closed(_)
             | Kind::Hash
             | Kind::Reference
+            | Kind::Secret
             | Kind::Text
+            | Kind::Time
             | Kind::TokenId,
             other,
         ) => {
@@ -297,7 +311,9 @@ fn kind_schema(kind: &Kind) -> serde_json::Value {
         Kind::List(inner) => json!({"type": "array", "items": kind_schema(inner)}),
         Kind::Object(object) => object_schema(object),
         Kind::Reference => json!({"type": "string", "pattern": "^(env|file):.+$"}),
+        Kind::Secret => json!({"type": "string", "pattern": "^(env|file|command):.+$"}),
         Kind::TokenId => json!({"type": "string", "pattern": "^([0-9A-Za-z]{8}|\\$\\{.+\\})$"}),
         Kind::Text => json!({"type": "string", "minLength": 1}),
+        Kind::Time => json!({"type": "string", "format": "date-time"}),
     }
 }

@@ -1,6 +1,9 @@
-//! Decides how a config file refers to what must not stand in it: `${NAME}`, `file:PATH`, `env:NAME`.
+//! Decides how a config file refers to what must not stand in it: `${NAME}`, `file:PATH`, `env:NAME`, `command:PROGRAM`.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use iop_edge_core::token::TokenHash;
 
@@ -80,6 +83,135 @@ pub fn read_secret(path: &Path) -> Result<String, String> {
     }
 }
 
+/// Longest time a program may take to tell a secret.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between looks at a program that runs.
+const COMMAND_TICK: Duration = Duration::from_millis(10);
+
+/// Where the Edge finds a secret of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SecretReference {
+    /// An environment variable of the Edge.
+    Env(String),
+    /// A file; relative ones start at the config's directory.
+    File(String),
+    /// A program and its arguments, without a shell. The first line of what it prints is the secret.
+    Command(Vec<String>),
+}
+
+/// What a secret may be written as.
+const SECRET_FORMS: &str = "`file:PATH`, `env:NAME` or `command:PROGRAM ARGS`";
+
+impl SecretReference {
+    /// Reads a reference; a text that is none may be the secret itself, so that no error repeats it.
+    ///
+    /// # Errors
+    /// A text for people.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("env", name)) if is_variable_name(name) => Ok(Self::Env(name.to_owned())),
+            Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.to_owned())),
+            Some(("command", words)) if !words.trim().is_empty() => {
+                Ok(Self::Command(words.split_whitespace().map(str::to_owned).collect()))
+            }
+            Some(_) | None => Err(format!("it must be {SECRET_FORMS}")),
+        }
+    }
+
+    /// The secret: the first line that is not empty, without the space around it.
+    ///
+    /// # Errors
+    /// A text for people that names the place and holds nothing of what is there.
+    pub fn resolve(&self, base: &Path) -> Result<Vec<u8>, String> {
+        let (place, told) = match self {
+            Self::Env(name) => (
+                format!("the environment variable {name}"),
+                std::env::var(name).map_err(|_| format!("the environment variable {name} is not set"))?.into_bytes(),
+            ),
+            Self::File(path) => {
+                let path = resolve_path(base, path);
+                let shown = path.display().to_string();
+                let file = std::fs::File::open(&path).map_err(|error| format!("can't read {shown}: {error}"))?;
+                (shown.clone(), read_all(file).map_err(|error| format!("can't read {shown}: {error}"))?)
+            }
+            Self::Command(words) => {
+                let program = words.first().map(String::as_str).unwrap_or_default().to_owned();
+                let told = run(words, base).map_err(|error| format!("`{program}`: {error}"))?;
+                (format!("the output of `{program}`"), told)
+            }
+        };
+        first_line(told).ok_or_else(|| format!("{place} is empty, or larger than {MAX_SECRET_BYTES} bytes"))
+    }
+}
+
+/// At most one byte more than a secret may have, in one piece of memory.
+fn read_all(from: impl Read) -> std::io::Result<Vec<u8>> {
+    let mut told = Vec::with_capacity(usize::try_from(MAX_SECRET_BYTES).unwrap_or(usize::MAX) + 2);
+    from.take(MAX_SECRET_BYTES + 1).read_to_end(&mut told)?;
+    Ok(told)
+}
+
+/// The first line that is not empty, in the memory it is in.
+fn first_line(mut told: Vec<u8>) -> Option<Vec<u8>> {
+    if told.len() as u64 > MAX_SECRET_BYTES {
+        return None;
+    }
+    let begin = told.iter().position(|byte| !byte.is_ascii_whitespace())?;
+    let rest = told.get(begin..)?;
+    let line = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')).unwrap_or(rest.len());
+    told.truncate(begin + line);
+    told.drain(..begin);
+    while told.last().is_some_and(u8::is_ascii_whitespace) {
+        told.pop();
+    }
+    Some(told)
+}
+
+fn run(words: &[String], base: &Path) -> Result<Vec<u8>, String> {
+    let (program, arguments) = words.split_first().ok_or("no program is named")?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    if !base.as_os_str().is_empty() {
+        command.current_dir(base);
+    }
+    let mut child = command.spawn().map_err(|error| format!("can't be started: {error}"))?;
+    let output = child.stdout.take();
+    // Its output is read beside it: it must not wait for a reader.
+    let reader = std::thread::spawn(move || output.map_or_else(|| Ok(Vec::new()), read_all));
+    let due = Instant::now() + COMMAND_TIMEOUT;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Ok(status),
+            Ok(None) if Instant::now() < due => std::thread::sleep(COMMAND_TICK),
+            Ok(None) => break Err(format!("did not end within {} s", COMMAND_TIMEOUT.as_secs())),
+            Err(error) => break Err(error.to_string()),
+        }
+    };
+    let status = status.inspect_err(|_| {
+        // Whether it could be ended changes nothing here.
+        let _ = child.kill();
+        let _ = child.wait();
+    })?;
+    if !status.success() {
+        return Err(format!("failed ({status})"));
+    }
+    match reader.join() {
+        Ok(Ok(told)) => Ok(told),
+        Ok(Err(_)) | Err(_) => Err("its output can't be read".to_owned()),
+    }
+}
+
+/// Checks a reference to a secret of the Edge. What else stands there may be the secret, so it is not repeated.
+pub(crate) fn check_secret(text: &str, name: &str, at: Position, problems: &mut Problems) {
+    if SecretReference::parse(text).is_err() {
+        let suggestion = match variable(text) {
+            Some(variable) => format!("{name}: \"env:{variable}\""),
+            None => format!("the secret itself never stands here: put it in a file and write {name}: \"file:PATH\""),
+        };
+        problems.error(at, format!("`{name}` must be {SECRET_FORMS}"), Some(suggestion));
+    }
+}
+
 /// The bytes of a `hash` or `token_hash` value: `sha256:…` itself, or the first line of the file it names.
 ///
 /// # Errors
@@ -108,6 +240,31 @@ mod tests {
         assert_eq!(variable("${A_1}"), Some("A_1"));
         for text in ["$A", "x${A}", "${A}x", "${}", "${1A}", "${A-B}", "A"] {
             assert_eq!(variable(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_a_reference_and_comes_without_the_line_around_it() {
+        // CRD-11
+        let base = crate::testdir::TestDir::new();
+        std::fs::write(base.path().join("key"), "\n  sk-1 \nmore\n").unwrap();
+        let resolve = |text: &str| SecretReference::parse(text).and_then(|secret| secret.resolve(base.path()));
+        assert_eq!(resolve("file:key").unwrap(), b"sk-1");
+        assert_eq!(resolve("command:cat key").unwrap(), b"sk-1");
+        std::fs::write(base.path().join("empty"), " \n").unwrap();
+        std::fs::write(base.path().join("huge"), vec![b'k'; usize::try_from(MAX_SECRET_BYTES).unwrap() + 1]).unwrap();
+        for (text, part) in [
+            ("file:none", "can't read"),
+            ("file:empty", "is empty"),
+            ("file:huge", "larger than 65536"),
+            ("env:IOP_TEST_NOT_SET", "is not set"),
+            ("command:false", "failed"),
+            ("command:/no/such/program", "can't be started"),
+            ("command: ", "must be `file:PATH`"),
+            ("sk-SENTINEL", "must be `file:PATH`"),
+        ] {
+            let error = resolve(text).unwrap_err();
+            assert!(error.contains(part) && !error.contains("SENTINEL"), "{text}: {error}");
         }
     }
 

@@ -1,4 +1,5 @@
-use iop_edge_core::observe::{Violation, WaitOutcome};
+use iop_edge_core::observe::{CredentialRefuser, Violation, WaitOutcome};
+use iop_execution::failure::{BindingField, CredentialReason};
 use iop_wire::CloseCode;
 
 use super::*;
@@ -27,8 +28,15 @@ fn every_observation_has_a_metric_with_a_closed_label() {
     metrics.observe(&Observation::Withdrawn { node: node.clone() });
     metrics.observe(&Observation::ReceiptMissing);
     metrics.observe(&Observation::ConfigPushed { node, applied: false });
+    metrics.observe(&Observation::CredentialIssued);
+    metrics.observe(&Observation::CredentialUnused);
+    let reason = CredentialReason::BindingMismatch(BindingField::Slot);
+    metrics.observe(&Observation::CredentialRefused { by: CredentialRefuser::Node, reason });
     let text = metrics.render(&Gauges::default());
     for line in [
+        r#"iop_credential_leases_total{outcome="issued"} 1"#,
+        r#"iop_credential_leases_total{outcome="unused"} 1"#,
+        r#"iop_credential_refusals_total{by="node",reason="binding_mismatch"} 1"#,
         r#"iop_provider_penalties_total{provider="p"} 1"#,
         r#"iop_provider_coolings_total{provider="p"} 1"#,
         r#"iop_node_suspicions_total{node="gpu-1"} 1"#,

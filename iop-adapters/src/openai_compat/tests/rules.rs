@@ -225,3 +225,46 @@ async fn connections_are_used_again() {
     assert_eq!(backend.traffic().requests, 5);
     assert!(backend.traffic().connections < 5, "{:?}", backend.traffic());
 }
+
+#[tokio::test]
+async fn a_lent_key_is_on_its_call_alone_and_without_one_there_is_no_call() {
+    // CRD-4, CRD-5, CRD-9, SEC-2: nor a list of models, nor a probe, and an answer that repeats the key is not shown
+    let told = r#"{"error":{"message":"what is LENT-SENTINEL?","code":"bad"}}"#;
+    let backend = ScriptedBackend::builder()
+        .model("ok", Answer::json(200, "{}"))
+        .model("bad", Answer::json(400, told))
+        .start()
+        .await
+        .unwrap();
+    let config = OpenAiCompatConfig::new(backend.base_url()).with_lent_key(true);
+    let adapter = Arc::new(OpenAiCompat::new(config).unwrap());
+    adapter.start().await.unwrap();
+    assert_eq!(adapter.refresh().await, Refreshed::Answered);
+    assert_eq!(adapter.probe_health(&target("ok")).await, Health::Unknown);
+    assert!(adapter.capabilities().credentials);
+    {
+        let frames = collect(&mut tunnel(&adapter, "ok", false)).await;
+        let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!(
+            (failure.code, failure.provider_contacted),
+            (FailureCode::CredentialRejected, ProviderContacted::No)
+        );
+    }
+    assert_eq!(backend.traffic().requests, 0);
+
+    for (name, header) in [("ok", "authorization"), ("bad", "x-api-key")] {
+        let mut request = tunnel_request(&target(name), chat_json(name, "hello", false), false);
+        request.headers.insert(header, "CALLER-SENTINEL".parse().unwrap());
+        request.credential = CallCredential::new(header, b"LENT-SENTINEL").map(Arc::new);
+        let mut execution = TunnelExecution::tunnel(Arc::clone(&adapter) as Arc<dyn Provider>, request);
+        let frames = collect(&mut execution).await;
+        let received = backend.received();
+        let received = received.last().unwrap();
+        let sent: Vec<_> = received.headers.iter().filter(|(_, value)| value.contains("SENTINEL")).collect();
+        assert_eq!(sent.len(), 1, "{sent:?}");
+        assert_eq!(received.header(header), Some("LENT-SENTINEL"));
+        assert!(!String::from_utf8_lossy(&body_of(&frames)).contains("SENTINEL"));
+        assert!(!format!("{frames:?} {execution:?}").contains("SENTINEL"));
+    }
+    assert_eq!(backend.traffic().requests, 2);
+}

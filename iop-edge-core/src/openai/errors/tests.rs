@@ -111,6 +111,19 @@ fn a_providers_refused_credential_repeats_nothing() {
 }
 
 #[test]
+fn a_client_is_not_told_why_a_lease_was_refused() {
+    // CRD-5
+    use iop_execution::failure::{BindingField, CredentialReason};
+    let error = failure(FailureCode::CredentialRejected);
+    let plain = ApiError::from_failure(&error, None).to_json();
+    for reason in CredentialReason::PLAIN.iter().copied().chain([CredentialReason::BindingMismatch(BindingField::Slot)])
+    {
+        assert_eq!(ApiError::from_failure(&error.clone().with_credential(reason), None).to_json(), plain, "{reason}");
+    }
+    assert!(String::from_utf8(plain).unwrap().contains("No credential may be used"));
+}
+
+#[test]
 fn cancels_have_rows_too() {
     // API-5
     for reason in CancelReason::ALL {
@@ -195,6 +208,17 @@ fn every_error() -> Vec<ApiError> {
     all.extend((400..600).map(|status| ApiError::from_failure(&said(status), None)));
     let long = failure(FailureCode::InvalidRequest).with_reason(Some(ProviderReason::ContextLengthExceeded));
     all.push(ApiError::from_failure(&long, None));
+    all.push(ApiError::key_expired());
+    // CRD-12
+    for kind in RateKind::ALL.iter().copied() {
+        for retry_after in [Some(Duration::from_secs(70)), None] {
+            let refusal = RateRefusal { kind, limit: 5, used: 5, requested: 1, retry_after };
+            // Only tokens can be more than there ever are.
+            if retry_after.is_some() || kind == RateKind::Tokens {
+                all.push(ApiError::rate_limited(&refusal));
+            }
+        }
+    }
     all
 }
 

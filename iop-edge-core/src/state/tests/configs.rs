@@ -34,7 +34,7 @@ fn apply(state: &mut EdgeState, catalog: Catalog, now: Instant) -> ConfigChange 
 fn pushed(effects: &[Effect], id: ConnectionId) -> Vec<u64> {
     let pushed = effects.iter().filter_map(|effect| match effect {
         Effect::Send { connection, message } if *connection == id => match &**message {
-            ToNode::ConfigUpdate(update) => Some(update.config.revision),
+            ToNode::ConfigUpdate(update) => update.config.as_ref().map(|config| config.revision),
             _ => None,
         },
         _ => None,

@@ -114,6 +114,7 @@ impl World {
                         self.seen.insert(attempt, (Seen::Waiting, now));
                     }
                     Err(SubmitError::Unavailable | SubmitError::QueueFull { .. }) => {}
+                    Ok(Admission::Denied(denial)) => panic!("{denial:?}"),
                     Err(other) => panic!("{other}"),
                 }
             }

@@ -33,6 +33,7 @@ fn chosen(state: &mut EdgeState, ask: Ask, now: Instant) -> Result<String, Submi
     match state.submit(ask, now)? {
         Admission::Granted(grant) => Ok(grant.provider.to_string()),
         Admission::Queued(..) => Ok("queued".to_owned()),
+        Admission::Denied(denial) => Ok(format!("{denial:?}")),
     }
 }
 

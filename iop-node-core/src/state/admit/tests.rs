@@ -1,6 +1,6 @@
 use bytes::Bytes;
 use iop_execution::testkit::{Script, ScriptedProvider};
-use iop_execution::{AdapterKey, ProviderId, Redacted, RunId, Target};
+use iop_execution::{AdapterKey, FailureStage, ProviderContacted, ProviderId, Redacted, RunId, Target};
 use iop_wire::{CancelPolicy, ProviderConfig, RunNumber, WireMode};
 
 use super::*;
@@ -23,6 +23,7 @@ fn config() -> ProviderConfig {
         terminal_linger_ms: 0,
         cancel_policy: CancelPolicy::Abort,
         auth: String::new(),
+        credential: None,
     }
 }
 
@@ -70,17 +71,17 @@ fn of_several_faults_the_first_in_order_is_told_and_no_place_is_taken() {
         let present = |at: usize| faults >> at & 1 == 1;
         FAULTS.iter().enumerate().filter(|(at, _)| present(*at)).for_each(|(_, (break_it, _))| break_it(&mut head));
         let first = (0..FAULTS.len()).find(|at| present(*at)).unwrap();
-        let failure = admit(&head, &adapters, false).unwrap_err();
+        let failure = admit(&head, &adapters, false, None, Instant::now()).unwrap_err();
         assert_eq!(failure.code, FAULTS[first].1, "faults {faults:b}");
         assert_eq!(failure.provider_contacted, ProviderContacted::No);
         // Draining comes after the raw values and before everything else.
-        let draining = admit(&head, &adapters, true).unwrap_err();
+        let draining = admit(&head, &adapters, true, None, Instant::now()).unwrap_err();
         let want = if first < 2 { FailureCode::InvalidRequest } else { FailureCode::Draining };
         assert_eq!(draining.code, want, "faults {faults:b}");
     }
     let gate = adapters.by_key(&AdapterKey::new("a").unwrap()).unwrap().gate().clone();
     assert_eq!((gate.in_use(), calls.counts().calls), (0, 0));
-    assert!(admit(&head(), &adapters, false).is_ok());
+    assert!(admit(&head(), &adapters, false, None, Instant::now()).is_ok());
 }
 
 #[test]
@@ -88,15 +89,15 @@ fn a_full_gate_is_busy_at_once_and_comes_last() {
     // NOD-3, NOD-4
     let mut adapters = Adapters::new();
     adapters.install(config(), ScriptedProvider::new(Script::text("x")).into_parts().0);
-    let first = admit(&head(), &adapters, false).unwrap();
-    let failure = admit(&head(), &adapters, false).unwrap_err();
+    let first = admit(&head(), &adapters, false, None, Instant::now()).unwrap();
+    let failure = admit(&head(), &adapters, false, None, Instant::now()).unwrap_err();
     assert_eq!((failure.code, failure.stage), (FailureCode::Busy, FailureStage::Admission));
     let mut leased = head();
     leased.credential_lease = Redacted::new(Bytes::from_static(b"x"));
-    let refused = admit(&leased, &adapters, false).unwrap_err();
+    let refused = admit(&leased, &adapters, false, None, Instant::now()).unwrap_err();
     assert_eq!((refused.code, refused.stage), (FailureCode::CredentialRejected, FailureStage::Credential));
     drop(first);
-    assert!(admit(&head(), &adapters, false).is_ok());
+    assert!(admit(&head(), &adapters, false, None, Instant::now()).is_ok());
 }
 
 #[test]
@@ -104,12 +105,12 @@ fn timeouts_become_effective_values() {
     // EXE-13
     let mut adapters = Adapters::new();
     adapters.install(config(), ScriptedProvider::new(Script::text("x")).into_parts().0);
-    let admitted = admit(&head(), &adapters, false).unwrap();
+    let admitted = admit(&head(), &adapters, false, None, Instant::now()).unwrap();
     assert_eq!((admitted.stall_timeout.get(), admitted.deadline), (Duration::from_secs(300), None));
     drop(admitted);
     let mut limited = head();
     (limited.response_stall_timeout_ms, limited.deadline_ms) = (1000, MAX_DEADLINE_MS);
-    let admitted = admit(&limited, &adapters, false).unwrap();
+    let admitted = admit(&limited, &adapters, false, None, Instant::now()).unwrap();
     assert_eq!(admitted.stall_timeout.get(), Duration::from_secs(1));
     assert_eq!(admitted.deadline, Some(Duration::from_secs(7 * 86_400)));
 }

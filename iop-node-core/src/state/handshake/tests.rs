@@ -36,6 +36,10 @@ fn accepted() -> ToNode {
     ToNode::RegisterResponse(RegisterResponse { edge_time_ms: 1, outcome })
 }
 
+fn started_with() -> Step {
+    Step::Start { config: NodeConfigPayload::default(), edge_time_ms: 1, lease_signers: Vec::new() }
+}
+
 fn ready(ready: bool) -> ToNode {
     ToNode::ReadyResponse(NodeReadyResponse { ready, lease_generation: 9 })
 }
@@ -138,7 +142,7 @@ fn the_whole_way_names_node_config_and_lease_generation() {
     let now = ManualClock::new().now();
     let mut machine = Handshake::new(now);
     assert_eq!(machine.handle(hello_ack(), now), Ok(Step::Register { max_envelope: 65_536 }));
-    assert_eq!(machine.handle(accepted(), now), Ok(Step::Start(NodeConfigPayload::default())));
+    assert_eq!(machine.handle(accepted(), now), Ok(started_with()));
     assert_eq!(machine.node_id().map(NodeId::as_str), Some("n"));
     assert!(!machine.takes_messages_of_runs());
     machine.started(now);

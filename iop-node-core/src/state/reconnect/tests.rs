@@ -175,7 +175,7 @@ fn accept_then_drop_is_given_up() {
 fn only_what_needs_another_config_or_credential_is_fatal() {
     // NOD-1, WIR-13
     let fatal: Vec<_> = CloseCode::ALL.iter().filter(|code| is_fatal_close(**code)).map(|code| code.as_str()).collect();
-    assert_eq!(fatal, ["unsupported_protocol", "identity_revoked", "removed_from_config"]);
+    assert_eq!(fatal, ["unsupported_protocol", "removed_from_config"]);
 }
 
 proptest! {

@@ -118,7 +118,7 @@ fn node_messages() -> impl Strategy<Value = ToNode> {
     });
     let signers = (0..12_usize, texts(256)).prop_map(|(signers, slot)| {
         ToNode::ConfigUpdate(ConfigUpdate {
-            config: config(),
+            config: Some(config()),
             trusted_lease_signers: vec![[1; 32]; signers],
             credential_states: vec![CredentialState { slot, revision: 1, disabled: false }],
         })

@@ -249,8 +249,10 @@ pub(super) fn to_edges() -> impl Strategy<Value = ToEdge> {
 fn configs() -> impl Strategy<Value = NodeConfigPayload> {
     let names = (name(), name(), plain(20), plain(60), plain(30));
     let modes = (one_of(WireMode::ALL), one_of(CancelPolicy::ALL));
-    let provider = (names, modes, any::<[u32; 2]>(), any::<[u64; 6]>(), proptest::collection::vec(targets(), 0..4))
-        .prop_map(|((id, key, kind, base_url, auth), (wire, cancel_policy), capacity, times, targets)| {
+    let credential = proptest::option::of((name(), name()).prop_map(|(slot, profile)| CredentialUse { slot, profile }));
+    let lists = (proptest::collection::vec(targets(), 0..4), credential);
+    let provider = (names, modes, any::<[u32; 2]>(), any::<[u64; 6]>(), lists).prop_map(
+        |((id, key, kind, base_url, auth), (wire, cancel_policy), capacity, times, (targets, credential))| {
             ProviderConfig {
                 provider_id: ProviderId::new(id).unwrap(),
                 adapter: AdapterKey::new(key).unwrap(),
@@ -268,8 +270,10 @@ fn configs() -> impl Strategy<Value = NodeConfigPayload> {
                 terminal_linger_ms: times[5],
                 cancel_policy,
                 auth,
+                credential,
             }
-        });
+        },
+    );
     (any::<u64>(), proptest::collection::vec(provider, 0..4))
         .prop_map(|(revision, providers)| NodeConfigPayload { revision, providers })
 }
@@ -284,7 +288,7 @@ fn updates() -> impl Strategy<Value = ConfigUpdate> {
         revision,
         disabled,
     });
-    (configs(), signers(), proptest::collection::vec(state, 0..4)).prop_map(
+    (proptest::option::of(configs()), signers(), proptest::collection::vec(state, 0..4)).prop_map(
         |(config, trusted_lease_signers, credential_states)| ConfigUpdate {
             config,
             trusted_lease_signers,

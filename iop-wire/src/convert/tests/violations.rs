@@ -264,7 +264,12 @@ fn messages_of_the_session_are_complete_or_refused() {
         broken!(node_envelope, "RegisterResponse.Refused", RegisterResponse, |m| m.outcome = refusal(8)),
         broken!(node_envelope, "RegisterResponse.Refused", RegisterResponse, |m| m.outcome = None),
         broken!(node_envelope, "RegisterResponse.Accepted", RegisterResponse, |m| m.outcome = nobody),
-        broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.config = None),
+        broken!(node_envelope, "ConfigUpdate.Managed", ConfigUpdate, |m| {
+            m.config.as_mut().unwrap().providers[0].credential.as_mut().unwrap().slot.clear();
+        }),
+        broken!(node_envelope, "ConfigUpdate.Managed", ConfigUpdate, |m| {
+            m.config.as_mut().unwrap().providers[0].credential.as_mut().unwrap().profile = "a\nb".into();
+        }),
         broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.config.as_mut().unwrap().providers[0].wire = 0),
         broken!(node_envelope, "ConfigUpdate", ConfigUpdate, |m| m.config.as_mut().unwrap().providers[0]
             .cancel_policy = 3),
@@ -272,7 +277,7 @@ fn messages_of_the_session_are_complete_or_refused() {
         broken!(node_envelope, "NodeCommandRequest.OllamaApi", NodeCommandRequest, |m| m.session_id =
             Some("\n".into())),
     ];
-    assert_eq!(blamed, [None; 23]);
+    assert_eq!(blamed, [None; 24]);
 }
 
 #[test]
