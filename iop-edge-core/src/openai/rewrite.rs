@@ -95,10 +95,13 @@ impl Rewrite {
         }
         let mut kept = Vec::new();
         let mut dropped = 0;
-        for block in split_blocks(&bytes) {
+        // A mark that is not at the start of the stream is none: it begins a field with an odd name. Behind a blank line it is
+        // not taken for one.
+        let marked = bytes.starts_with(BOM);
+        let read = if marked { Bytes::from([b"\n", &bytes[..]].concat()) } else { bytes.clone() };
+        for block in split_blocks(&read).skip(usize::from(marked)) {
             match block {
-                // A mark that is not at the start of the stream begins a field with an odd name.
-                Ok(block) if block.content == BlockContent::NoData || block.bom => dropped += 1,
+                Ok(block) if block.content == BlockContent::NoData => dropped += 1,
                 Ok(block) => kept.push(block.raw),
                 Err(_) => dropped += 1,
             }
