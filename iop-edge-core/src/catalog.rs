@@ -13,7 +13,7 @@ use iop_wire::convert::WireMessage as _;
 use iop_wire::limits::{DISPATCH_ACK_TIMEOUT, MAX_LIST, MAX_TARGETS, MIN_DISPATCH_ACK_TIMEOUT};
 use iop_wire::{NodeConfigPayload, ProviderConfig, RegisterResponse, Registered, ToNode, WorkloadIdentity};
 
-use crate::token::{TokenHash, TokenId};
+use crate::token::{TokenId, TokenSecrets};
 
 pub(crate) mod credentials;
 
@@ -45,8 +45,8 @@ pub struct NodeEntry {
     pub id: NodeId,
     /// Public part of its token; with it the record is found without comparing hashes.
     pub token_id: Option<TokenId>,
-    /// SHA-256 of the secret part of its token.
-    pub token_hash: TokenHash,
+    /// Which secrets of its token are accepted; `None` = none is, so that it can't register.
+    pub token: Option<TokenSecrets>,
     /// Workload identities that are this Node: a peer that shows one of them proves itself by this record's token, and by no
     /// other (REG-6). Empty: whoever shows an identity is not this Node.
     pub identities: Vec<WorkloadIdentity>,
@@ -62,10 +62,17 @@ impl NodeEntry {
     pub fn new(
         id: NodeId,
         token_id: impl Into<Option<TokenId>>,
-        token_hash: TokenHash,
+        token: impl Into<TokenSecrets>,
         providers: Vec<ProviderEntry>,
     ) -> Self {
-        Self { id, token_id: token_id.into(), token_hash, identities: Vec::new(), enabled: true, providers }
+        let (token_id, token) = (token_id.into(), Some(token.into()));
+        Self { id, token_id, token, identities: Vec::new(), enabled: true, providers }
+    }
+
+    /// A Node that can't register, because it has no token (any more).
+    #[must_use]
+    pub const fn without_token(id: NodeId, providers: Vec<ProviderEntry>) -> Self {
+        Self { id, token_id: None, token: None, identities: Vec::new(), enabled: true, providers }
     }
 
     /// With these workload identities; none without this.

@@ -9,6 +9,7 @@
 //! | [`api`] | what a caller may ask, and what it gets |
 //! | [`catalog`] | what is configured |
 //! | [`token`] | whether a token is the one that was issued |
+//! | [`rate_limit`] | whether a key may send another request now |
 //! | `state` | who is ready, who gets a place, who waits, what a fence takes with it |
 //! | `driver` | how that state meets connections, clients and time |
 //! | [`events`], [`observe`], [`snapshot`] | what others can see of it |
@@ -28,6 +29,7 @@ pub mod fuzz;
 pub mod observe;
 #[cfg(feature = "openai")]
 pub mod openai;
+pub mod rate_limit;
 pub mod snapshot;
 #[cfg_attr(not(feature = "driver"), allow(dead_code, unused_imports, reason = "only the driver calls the engine"))]
 mod state;

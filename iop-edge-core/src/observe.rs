@@ -59,6 +59,8 @@ closed! {
     Refusal {
         /// No Node has this token.
         UnknownToken = "unknown_token",
+        /// The Node's token has expired, or its old secret has after a rotation. The peer is told `unknown_token`.
+        ExpiredToken = "expired_token",
         /// The Node is connected already.
         DuplicateConnection = "duplicate_connection",
         /// The Node's config can't be had.

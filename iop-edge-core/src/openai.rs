@@ -6,7 +6,7 @@
 //! | module | decides |
 //! | --- | --- |
 //! | [`service`](OpenAiService), `routes` | who answers, and what every answer carries |
-//! | [`auth`] | who calls and which models it may use |
+//! | [`auth`], [`cors`] | who calls and which models it may use; which web pages may read answers |
 //! | `kind` | in what chats, completions and embeddings differ |
 //! | `upload`, `request`, `json`, `edit` | which bodies are requests, and which of their bytes change |
 //! | `chat`, `chat::commit`, `chat::idle` | how one request goes; what is held until content; when a waiting client counts as gone |
@@ -16,6 +16,7 @@
 //! | `responses` | which chat a response is, and its events |
 //! | `errors`, `provider_error` | how a failure looks |
 //! | `models` | which models are shown |
+//! | `limits` | how a caller is told where its key stands |
 //! | [`record`] | what is remembered of a request |
 //!
 //! A token's way: the engine's frame → [`api::Output`](crate::api::Output) → `chat` → `chat::tunnel` → `rewrite` → the gate
@@ -25,10 +26,12 @@ pub mod auth;
 mod body;
 mod chat;
 pub mod config;
+pub mod cors;
 mod edit;
 mod errors;
 mod json;
 pub(crate) mod kind;
+mod limits;
 mod models;
 pub(crate) mod provider_error;
 pub mod record;
@@ -43,6 +46,7 @@ mod upload;
 pub use auth::{AllowedModels, ApiKeyRecord, ApiKeys, InvalidApiKey};
 pub use body::{AnswerCut, OpenAiBody};
 pub use config::{OpenAiConfig, ResponseModel};
+pub use cors::{AllowedOrigins, InvalidOrigin};
 pub use record::{
     Edit, Edits, EndedBy, Endpoint, LivenessObservation, Outcome, RequestId, RequestObserver, RequestRecord,
 };

@@ -9,6 +9,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use iop_execution::Redacted;
 
+mod secrets;
+
+pub use secrets::{TokenProof, TokenSecrets};
+
 /// Characters of a token's public id.
 const ID_CHARS: usize = 8;
 /// Characters of a token's secret.

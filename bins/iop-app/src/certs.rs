@@ -1,18 +1,29 @@
-//! Decides what certificates `iop init` makes: a CA for tests and one certificate of the Edge, valid for 90 days.
+//! Decides what certificates `iop init` makes: a CA for tests, one certificate of the Edge, and one of each Node of a managed
+//! fleet, valid for 90 days.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use iop_execution::Redacted;
+use iop_wire::WorkloadIdentity;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    KeyUsagePurpose, SanType,
 };
 
 /// How long certificates are valid, in days.
 pub const VALID_DAYS: u64 = 90;
 /// Names that every Edge certificate holds.
 pub const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+
+/// A certificate with its private key, as PEM.
+#[derive(Debug)]
+pub struct PemPair {
+    /// The certificate.
+    pub cert: String,
+    /// The private key.
+    pub key: Redacted<String>,
+}
 
 /// What `iop init` made. The CA's own key is thrown away: a new certificate needs a new `iop init`.
 #[derive(Debug)]
@@ -23,6 +34,17 @@ pub struct DevCertificates {
     pub edge: String,
     /// PEM of the Edge's private key.
     pub edge_key: Redacted<String>,
+    /// The Nodes', in the order of their identities.
+    pub nodes: Vec<PemPair>,
+}
+
+/// Who the workloads of a managed fleet are (CRD-10).
+#[derive(Debug, Clone)]
+pub struct Identities {
+    /// The Edge.
+    pub edge: WorkloadIdentity,
+    /// The Nodes.
+    pub nodes: Vec<WorkloadIdentity>,
 }
 
 /// Makes a CA of path length 0 and one certificate for the Edge with [`LOCAL_NAMES`] and `hosts`.
@@ -30,6 +52,26 @@ pub struct DevCertificates {
 /// # Errors
 /// When a host is no valid DNS name, or the operating system gives no randomness.
 pub fn generate(hosts: &[String], now: SystemTime) -> Result<DevCertificates, rcgen::Error> {
+    generate_all(hosts, None, now)
+}
+
+/// The same for a managed fleet: one more certificate for each Node, and in each one its identity as the only URI name.
+///
+/// # Errors
+/// As [`generate`].
+pub fn generate_managed(
+    hosts: &[String],
+    identities: &Identities,
+    now: SystemTime,
+) -> Result<DevCertificates, rcgen::Error> {
+    generate_all(hosts, Some(identities), now)
+}
+
+fn generate_all(
+    hosts: &[String],
+    identities: Option<&Identities>,
+    now: SystemTime,
+) -> Result<DevCertificates, rcgen::Error> {
     // An hour back: clocks of two machines differ.
     let (from, until) = (now - Duration::from_secs(3600), now + Duration::from_secs(VALID_DAYS * 86_400));
     let ca_key = KeyPair::generate()?;
@@ -39,8 +81,23 @@ pub fn generate(hosts: &[String], now: SystemTime) -> Result<DevCertificates, rc
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
     (ca.not_before, ca.not_after) = (from.into(), until.into());
     let ca_pem = ca.self_signed(&ca_key)?.pem();
+    let issuer = Issuer::new(ca, ca_key);
+    let signed = |names: Vec<String>, common: &str, usage, identity: Option<&WorkloadIdentity>| {
+        let key = KeyPair::generate()?;
+        let mut leaf = CertificateParams::new(names)?;
+        if let Some(identity) = identity {
+            leaf.subject_alt_names.push(SanType::URI(identity.to_string().try_into()?));
+        }
+        leaf.distinguished_name = name(common);
+        leaf.is_ca = IsCa::ExplicitNoCa;
+        leaf.use_authority_key_identifier_extension = true;
+        leaf.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        leaf.extended_key_usages = vec![usage];
+        (leaf.not_before, leaf.not_after) = (from.into(), until.into());
+        let cert = leaf.signed_by(&key, &issuer)?.pem();
+        Ok::<_, rcgen::Error>(PemPair { cert, key: Redacted::new(key.serialize_pem()) })
+    };
 
-    let edge_key = KeyPair::generate()?;
     let mut names: Vec<String> = LOCAL_NAMES.iter().map(ToString::to_string).collect();
     for host in hosts {
         let host = host.trim_matches(['[', ']']);
@@ -49,15 +106,11 @@ pub fn generate(hosts: &[String], now: SystemTime) -> Result<DevCertificates, rc
             names.push(host);
         }
     }
-    let mut edge = CertificateParams::new(names)?;
-    edge.distinguished_name = name("IOP edge");
-    edge.is_ca = IsCa::ExplicitNoCa;
-    edge.use_authority_key_identifier_extension = true;
-    edge.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    edge.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    (edge.not_before, edge.not_after) = (from.into(), until.into());
-    let edge_pem = edge.signed_by(&edge_key, &Issuer::new(ca, ca_key))?.pem();
-    Ok(DevCertificates { ca: ca_pem, edge: edge_pem, edge_key: Redacted::new(edge_key.serialize_pem()) })
+    let edge = signed(names, "IOP edge", ExtendedKeyUsagePurpose::ServerAuth, identities.map(|all| &all.edge))?;
+    let nodes = identities.map(|all| all.nodes.as_slice()).unwrap_or_default();
+    let node = |id| signed(Vec::new(), "IOP node", ExtendedKeyUsagePurpose::ClientAuth, Some(id));
+    let nodes: Result<_, _> = nodes.iter().map(node).collect();
+    Ok(DevCertificates { ca: ca_pem, edge: edge.cert, edge_key: edge.key, nodes: nodes? })
 }
 
 fn name(common: &str) -> DistinguishedName {

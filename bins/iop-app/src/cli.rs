@@ -5,20 +5,25 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_execution::Redacted;
 
 use crate::config::edge::edge_schema;
 use crate::config::tree::Tree;
 use crate::config::{EdgeConfig, NodeOptions, Problems};
+use crate::doctor::DoctorOptions;
 use crate::exit::{Exit, Failure};
 use crate::init::{InitOptions, init};
+use crate::issue::key::KeyCommand;
+use crate::issue::lease::LeaseCommand;
+use crate::issue::slot::SlotCommand;
+use crate::issue::token::TokenCommand;
 use crate::operate::{Operate, operate};
 use crate::telemetry::LogOptions;
 use crate::term::{note, say};
 use crate::up::UpOptions;
-use crate::{serve_edge, serve_node, up};
+use crate::{doctor, issue, serve_edge, serve_node, up};
 
 #[cfg(test)]
 mod tests;
@@ -44,12 +49,61 @@ enum IopCommand {
     Init(InitOptions),
     #[command(flatten)]
     Operate(Operate),
+    /// Make, list, rotate and revoke API keys of clients
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Make, list, rotate and revoke tokens of Nodes
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Check config files without starting anything; exit code 2 if one can't be used
     Check {
         /// edge.yaml or node.yaml
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
+    /// Store, list, rotate, disable and revoke keys of providers that the Edge lends to Nodes
+    #[command(subcommand)]
+    Slot(SlotCommand),
+    /// Make keys that sign credential leases, and show what may be lent
+    #[command(subcommand)]
+    Lease(LeaseCommand),
+    /// Look for what stands in the way: name, connection, TLS, token, clock, backends; exit code 1 if something does
+    Doctor(Box<DoctorOptions>),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+        /// Of this program
+        #[arg(long, value_enum, default_value_t = Program::Iop)]
+        of: Program,
+    },
+    /// Write man pages of all programs and commands
+    Man {
+        /// Directory to write to
+        #[arg(long, default_value = "man", value_name = "DIR")]
+        out: PathBuf,
+    },
+}
+
+/// The programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Program {
+    /// The front door
+    Iop,
+    /// The Edge
+    IopEdge,
+    /// The Node
+    IopNode,
+}
+
+impl Program {
+    fn command(self) -> clap::Command {
+        match self {
+            Self::Iop => Iop::command(),
+            Self::IopEdge => IopEdge::command(),
+            Self::IopNode => IopNode::command(),
+        }
+    }
 }
 
 /// The Edge: takes OpenAI requests and gives them to Nodes
@@ -122,6 +176,16 @@ pub fn iop() -> ExitCode {
         IopCommand::Up(options) => start_log(&log, "warn,iop::access=info").and_then(|()| block_on(up::up(*options))),
         IopCommand::Init(options) => run_init(&options),
         IopCommand::Check { files } => check_files(&files),
+        IopCommand::Key(command) => start_log(&log, "warn").and_then(|()| block_on(issue::key::run(command))),
+        IopCommand::Token(command) => start_log(&log, "warn").and_then(|()| block_on(issue::token::run(command))),
+        IopCommand::Slot(command) => start_log(&log, "warn").and_then(|()| block_on(issue::slot::run(command))),
+        IopCommand::Lease(command) => issue::lease::run(command),
+        IopCommand::Doctor(options) => start_log(&log, "error").and_then(|()| block_on(doctor::doctor(*options))),
+        IopCommand::Completions { shell, of } => {
+            completions(shell, of);
+            Ok(())
+        }
+        IopCommand::Man { out } => man(&out),
         IopCommand::Operate(command) => start_log(&log, "warn").and_then(|()| block_on(operate(command))),
     })
 }
@@ -166,7 +230,7 @@ pub fn iop_node() -> ExitCode {
     })
 }
 
-fn with_token(options: NodeOptions) -> NodeOptions {
+pub(crate) fn with_token(options: NodeOptions) -> NodeOptions {
     let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty()).map(Redacted::new);
     NodeOptions { token, ..options }
 }
@@ -239,11 +303,30 @@ fn check_files(files: &[PathBuf]) -> Result<(), Failure> {
 }
 
 /// A Node's file says where its Edge is; an Edge's file can't.
-fn is_node_file(path: &std::path::Path) -> bool {
+pub(crate) fn is_node_file(path: &std::path::Path) -> bool {
     let Ok(text) = std::fs::read_to_string(path) else { return false };
     Tree::parse(&text, &mut Problems::default()).is_some_and(|tree| {
         ["edge", "token_file", "token", "dial_address", "reconnect"].iter().any(|key| tree.get(key).is_some())
     })
+}
+
+fn completions(shell: clap_complete::Shell, of: Program) {
+    let mut command = of.command();
+    let (name, mut script) = (command.get_name().to_owned(), Vec::new());
+    clap_complete::generate(shell, &mut command, name, &mut script);
+    say(String::from_utf8_lossy(&script).trim_end());
+}
+
+/// A page for each program and each of its commands.
+fn man(out: &std::path::Path) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| Failure::fatal(format!("can't write man pages to {}: {error}", out.display()));
+    std::fs::create_dir_all(out).map_err(failed)?;
+    for program in [Program::Iop, Program::IopEdge, Program::IopNode] {
+        clap_mangen::generate_to(program.command(), out).map_err(failed)?;
+    }
+    let pages = std::fs::read_dir(out).map_err(failed)?.count();
+    say(format!("{pages} pages in {0}; read one with: man {0}/iop.1", out.display()));
+    Ok(())
 }
 
 fn run_init(options: &InitOptions) -> Result<(), Failure> {

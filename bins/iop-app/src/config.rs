@@ -7,6 +7,7 @@ pub mod node;
 pub mod problem;
 pub mod schema;
 pub mod secret;
+pub mod time;
 pub mod tree;
 
 pub use edge::{EdgeConfig, LoadedEdge};

@@ -1,21 +1,34 @@
-//! Decides what a pair on two machines needs to start: certificates, a token, a key, and configs that fit together.
+//! Decides what a fleet on several machines needs to start: certificates, tokens, keys, and configs that fit together.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use iop_adapters::http::Origin;
+use iop_edge_core::catalog::IssuerKey;
 use iop_edge_core::token::{Token, TokenKind};
+use iop_execution::NodeId;
+use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
 use rustls_pki_types::ServerName;
 
-use crate::certs::{self, VALID_DAYS};
-use crate::config::edge::{NODES_PORT, OPENAI_PORT};
+use crate::certs::{self, DevCertificates, Identities};
+use crate::config::secret::read_secret;
 use crate::exit::Failure;
+use crate::files::{Readers, create};
 use crate::operate::client::KEY_FILE;
 
 #[cfg(test)]
 mod tests;
+mod text;
+
+/// Name of the Edge.
+const EDGE_ID: &str = "edge";
+/// Where a managed fleet keeps the key that signs leases.
+const ISSUER_KEY: &str = "keys/lease-issuer.pem";
+/// Slot of the backend's key, and its file.
+const SLOT: &str = "main";
+const SLOT_FILE: &str = "keys/main.key";
 
 /// Flags of `iop init`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -26,12 +39,21 @@ pub struct InitOptions {
     /// Name or address under which other machines reach the Edge; repeatable. With one, the Edge listens to all of them
     #[arg(long, value_name = "HOST")]
     pub host: Vec<String>,
-    /// Id of the Node
+    /// Id of the Node; of several in a managed fleet: gpu-1,gpu-2
     #[arg(long, default_value = "node-1", value_name = "ID")]
     pub node: String,
-    /// Backend beside the Node, as the Node reaches it [default: the built-in demo model]
+    /// Backend as the Nodes reach it [default: the built-in demo model]
     #[arg(long, value_name = "URL")]
     pub backend: Option<String>,
+    /// Managed mode: certificates with identities on both sides, and the backend's key on the Edge, lent call by call
+    #[arg(long)]
+    pub managed: bool,
+    /// With --managed and --backend: model that the backend serves; repeatable
+    #[arg(long = "model", value_name = "NAME", requires = "managed")]
+    pub models: Vec<String>,
+    /// With --managed and --backend: file with the backend's key, which is copied [default: `iop slot rotate` stores it later]
+    #[arg(long, value_name = "FILE", requires = "managed")]
+    pub secret_file: Option<PathBuf>,
     /// Overwrite files that are there already
     #[arg(long)]
     pub force: bool,
@@ -42,14 +64,37 @@ pub struct InitOptions {
 pub struct Init {
     /// The files, in the order they were written.
     pub files: Vec<PathBuf>,
-    /// The text for the terminal. It holds the API key and the token.
+    /// The text for the terminal. It holds the API key and, but for a managed fleet, the token.
     pub text: String,
 }
 
 struct File {
-    name: &'static str,
+    name: String,
     text: String,
-    secret: bool,
+    readers: Readers,
+}
+
+impl File {
+    fn open(name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { name: name.into(), text: text.into(), readers: Readers::All }
+    }
+
+    fn secret(name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { name: name.into(), text: text.into(), readers: Readers::Owner }
+    }
+}
+
+/// What a fleet is made of.
+struct Parts<'a> {
+    options: &'a InitOptions,
+    /// Nodes and their tokens.
+    nodes: Vec<(String, Token)>,
+    key: Token,
+    admin: Token,
+    certs: DevCertificates,
+    identities: Option<Identities>,
+    /// The backend's key.
+    secret: Option<String>,
 }
 
 /// Writes everything.
@@ -57,11 +102,18 @@ struct File {
 /// # Errors
 /// [`Failure`] with the next step. Nothing is written when a file is there already.
 pub fn init(options: &InitOptions, now: SystemTime) -> Result<Init, Failure> {
-    if iop_execution::NodeId::new(&options.node).is_err() || options.node.contains(['"', '\\']) {
-        return Err(
-            Failure::usage(format!("`{}` can't be the id of a Node", options.node.escape_debug())).hint("--node gpu-1")
-        );
-    }
+    let parts = parts(options, now)?;
+    let files = if options.managed { managed_files(&parts) } else { plain_files(&parts) };
+    let issuer = options.managed.then(|| options.dir.join(ISSUER_KEY));
+    write_all(&options.dir, &files, issuer.as_deref(), options.force)?;
+    let text = if options.managed { text::managed(&parts) } else { text::plain(&parts) };
+    let files = files.iter().map(|file| options.dir.join(&file.name)).chain(issuer).collect();
+    Ok(Init { files, text })
+}
+
+/// Checks the flags and makes what is random.
+fn parts(options: &InitOptions, now: SystemTime) -> Result<Parts<'_>, Failure> {
+    let ids = node_ids(options)?;
     if let Some(url) = &options.backend {
         Origin::parse(url)
             .map_err(|error| Failure::usage(format!("--backend: {error}")).hint("for example http://127.0.0.1:8000"))?;
@@ -72,30 +124,119 @@ pub fn init(options: &InitOptions, now: SystemTime) -> Result<Init, Failure> {
             return Err(Failure::usage(message).hint("for example --host edge.example --host 192.168.1.5"));
         }
     }
+    let secret = credential(options)?;
+    let identities = options.managed.then(|| identities(&ids)).transpose()?;
     let random = |error: getrandom::Error| Failure::fatal(format!("the operating system gives no randomness: {error}"));
-    let token = Token::generate(TokenKind::Node).map_err(random)?;
+    let mut nodes = Vec::new();
+    for id in ids {
+        nodes.push((id, Token::generate(TokenKind::Node).map_err(random)?));
+    }
     let key = Token::generate(TokenKind::ApiKey).map_err(random)?;
     let admin = Token::generate(TokenKind::Admin).map_err(random)?;
-    let certs = certs::generate(&options.host, now).map_err(|error| {
+    let certs = match &identities {
+        Some(identities) => certs::generate_managed(&options.host, identities, now),
+        None => certs::generate(&options.host, now),
+    };
+    let certs = certs.map_err(|error| {
         Failure::usage(format!("the certificate can't be made: {error}"))
             .hint("--host takes a DNS name or an IP address")
     })?;
-    let files = [
-        File { name: "certs/ca.pem", text: certs.ca, secret: false },
-        File { name: "certs/edge.pem", text: certs.edge, secret: false },
-        File { name: "certs/edge-key.pem", text: certs.edge_key.into_inner(), secret: true },
-        File { name: "node.token", text: format!("{}\n", token.reveal()), secret: true },
-        File { name: KEY_FILE, text: format!("{}\n", admin.reveal()), secret: true },
-        File { name: "edge.yaml", text: edge_yaml(options, &token, &key, &admin), secret: false },
-        File { name: "node.yaml", text: node_yaml(options), secret: false },
-    ];
-    write_all(&options.dir, &files, options.force)?;
-    let text = shown(options, &token, &key);
-    Ok(Init { files: files.iter().map(|file| options.dir.join(file.name)).collect(), text })
+    Ok(Parts { options, nodes, key, admin, certs, identities, secret })
 }
 
-fn write_all(dir: &Path, files: &[File], force: bool) -> Result<(), Failure> {
-    let there: Vec<_> = files.iter().filter(|file| dir.join(file.name).exists()).map(|file| file.name).collect();
+fn node_ids(options: &InitOptions) -> Result<Vec<String>, Failure> {
+    let ids: Vec<String> = options.node.split(',').map(|id| id.trim().to_owned()).collect();
+    for id in &ids {
+        if NodeId::new(id).is_err() || id.contains(['"', '\\']) {
+            return Err(
+                Failure::usage(format!("`{}` can't be the id of a Node", id.escape_debug())).hint("--node gpu-1")
+            );
+        }
+        if ids.iter().filter(|other| *other == id).count() > 1 {
+            return Err(Failure::usage(format!("node `{id}` is there twice")).hint("--node gpu-1,gpu-2"));
+        }
+    }
+    if ids.len() > 1 && !options.managed {
+        return Err(Failure::usage("several Nodes are for a managed fleet")
+            .hint("add --managed, or add the second one to edge.yaml and give it a token with `iop token new`"));
+    }
+    Ok(ids)
+}
+
+fn identities(ids: &[String]) -> Result<Identities, Failure> {
+    let identity = |role, id: &str| {
+        WorkloadIdentity::new(TrustDomain::default(), role, id).map_err(|_| {
+            Failure::usage(format!("`{}` can't stand in a workload identity", id.escape_debug()))
+                .hint("--node takes A-Z a-z 0-9 . - _ here")
+        })
+    };
+    let nodes: Result<_, _> = ids.iter().map(|id| identity(WorkloadRole::Node, id)).collect();
+    Ok(Identities { edge: identity(WorkloadRole::Edge, EDGE_ID)?, nodes: nodes? })
+}
+
+/// The backend's key, if it was given; what goes with it must be there.
+fn credential(options: &InitOptions) -> Result<Option<String>, Failure> {
+    if !options.managed || options.backend.is_none() {
+        if !options.models.is_empty() || options.secret_file.is_some() {
+            return Err(Failure::usage("--model and --secret-file are about the backend of a managed fleet")
+                .hint("--managed --backend https://api.example --model NAME --secret-file key.txt"));
+        }
+        return Ok(None);
+    }
+    if options.models.is_empty() {
+        return Err(Failure::usage("a backend whose key the Edge lends is not asked for its models")
+            .hint("name them: --model NAME, repeatable"));
+    }
+    let read = |path: &PathBuf| read_secret(path).map_err(|error| Failure::usage(format!("--secret-file: {error}")));
+    options.secret_file.as_ref().map(read).transpose()
+}
+
+/// What both kinds of fleet have.
+fn common_files(parts: &Parts<'_>) -> Vec<File> {
+    let Parts { certs, key, admin, .. } = parts;
+    vec![
+        File::open("certs/ca.pem", &certs.ca),
+        File::open("certs/edge.pem", &certs.edge),
+        File::secret("certs/edge-key.pem", certs.edge_key.expose()),
+        File::secret(KEY_FILE, format!("{}\n", admin.reveal())),
+        File::secret(text::API_KEYS, text::api_keys(key)),
+        File::secret(text::NODE_TOKENS, text::node_tokens(&parts.nodes)),
+        File::open("edge.yaml", text::edge_yaml(parts)),
+    ]
+}
+
+fn plain_files(parts: &Parts<'_>) -> Vec<File> {
+    let mut files = common_files(parts);
+    for (_, token) in &parts.nodes {
+        files.push(File::secret("node.token", format!("{}\n", token.reveal())));
+        files.push(File::open("node.yaml", text::node_yaml(parts.options)));
+    }
+    files
+}
+
+/// Each Node has a directory of its own, to be copied to its machine as it is.
+fn managed_files(parts: &Parts<'_>) -> Vec<File> {
+    let mut files = common_files(parts);
+    files.push(File::secret(text::SLOTS, text::slots(parts)));
+    if let Some(secret) = &parts.secret {
+        files.push(File::secret(SLOT_FILE, format!("{secret}\n")));
+    }
+    for ((id, token), pair) in parts.nodes.iter().zip(&parts.certs.nodes) {
+        let at = |name: &str| format!("{id}/{name}");
+        files.push(File::open(at("ca.pem"), &parts.certs.ca));
+        files.push(File::open(at("cert.pem"), &pair.cert));
+        files.push(File::secret(at("key.pem"), pair.key.expose()));
+        files.push(File::secret(at("node.token"), format!("{}\n", token.reveal())));
+        files.push(File::open(at("node.yaml"), text::managed_node_yaml(parts)));
+        files.push(File::open(at("node.env"), text::node_env(parts)));
+    }
+    files
+}
+
+fn write_all(dir: &Path, files: &[File], issuer: Option<&Path>, force: bool) -> Result<(), Failure> {
+    let mut there: Vec<_> =
+        files.iter().filter(|file| dir.join(&file.name).exists()).map(|file| file.name.as_str()).collect();
+    there.extend(issuer.filter(|path| path.exists()).map(|_| ISSUER_KEY));
     if !there.is_empty() && !force {
         let message =
             format!("{} already there: {}", if there.len() == 1 { "a file is" } else { "files are" }, there.join(", "));
@@ -104,116 +245,25 @@ fn write_all(dir: &Path, files: &[File], force: bool) -> Result<(), Failure> {
         );
     }
     let failed = |path: &Path, error: io::Error| Failure::fatal(format!("can't write {}: {error}", path.display()));
-    let certs = dir.join("certs");
-    fs::create_dir_all(&certs).map_err(|error| failed(&certs, error))?;
-    for file in files {
-        let path = dir.join(file.name);
-        // A new file, so that its mode is ours whatever was there before.
-        match fs::remove_file(&path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(&path, error)),
+    let fresh = |path: &Path| {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
         }
-        create(&path, &file.text, file.secret).map_err(|error| failed(&path, error))?;
+        // A new file, so that its mode is ours whatever was there before.
+        match fs::remove_file(path) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(failed(path, error)),
+        }
+    };
+    for file in files {
+        let path = dir.join(&file.name);
+        fresh(&path)?;
+        create(&path, &file.text, file.readers).map_err(|error| failed(&path, error))?;
+    }
+    if let Some(path) = issuer {
+        fresh(path)?;
+        IssuerKey::create(path).map_err(|error| Failure::fatal(format!("can't write {}: {error}", path.display())))?;
     }
     Ok(())
-}
-
-fn create(path: &Path, text: &str, secret: bool) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, if secret { 0o600 } else { 0o644 });
-    #[cfg(not(unix))]
-    let _ = secret;
-    options.open(path)?.write_all(text.as_bytes())
-}
-
-fn edge_yaml(options: &InitOptions, token: &Token, key: &Token, admin: &Token) -> String {
-    let ip = if options.host.is_empty() { "127.0.0.1" } else { "0.0.0.0" };
-    let provider = options.backend.as_ref().map_or_else(
-        || "- { id: demo, kind: demo }          # a model without weights; replace it by something like\n      # - { id: vllm, kind: openai_compat, base_url: \"http://127.0.0.1:8000\", capacity: 32 }".to_owned(),
-        |url| format!("- {{ id: backend, kind: openai_compat, base_url: \"{url}\" }}"),
-    );
-    format!(
-        "# Written by `iop init`. `iop-edge check` says what is wrong with it, `iop-edge schema` what else it may hold.
-listen: {{ openai: \"{ip}:{OPENAI_PORT}\", nodes: \"{ip}:{NODES_PORT}\", admin: \"127.0.0.1:9190\" }}
-tls:
-  openai: {{ cert: certs/edge.pem, key: certs/edge-key.pem }}
-  nodes: {{ cert: certs/edge.pem, key: certs/edge-key.pem }}
-auth:
-  api_keys:
-    - {{ id: \"{}\", hash: \"{}\", principal: default, models: [\"*\"] }}
-admin: {{ key_hash: \"{}\" }}
-nodes:
-  - id: \"{}\"
-    token_id: \"{}\"
-    token_hash: \"{}\"
-    providers:
-      {provider}
-models: auto
-queue: {{ max_waiting: 1024, timeout_ms: 30000 }}
-",
-        key.id().as_str(),
-        key.hash(),
-        admin.hash(),
-        options.node,
-        token.id().as_str(),
-        token.hash(),
-    )
-}
-
-fn edge_host(options: &InitOptions) -> String {
-    match options.host.first() {
-        None => "127.0.0.1".to_owned(),
-        Some(host) if host.contains(':') && !host.starts_with('[') => format!("[{host}]"),
-        Some(host) => host.clone(),
-    }
-}
-
-fn node_yaml(options: &InitOptions) -> String {
-    format!(
-        "# Written by `iop init`, for `iop-node serve --config node.yaml`.
-edge: \"https://{}:{NODES_PORT}\"
-token_file: node.token
-tls: {{ ca: certs/ca.pem }}
-reconnect: {{ max_attempts: 0 }}          # 0 = never give up
-",
-        edge_host(options)
-    )
-}
-
-fn shown(options: &InitOptions, token: &Token, key: &Token) -> String {
-    let (dir, host) = (&options.dir, edge_host(options));
-    let at = |name: &str| if dir == Path::new(".") { name.to_owned() } else { dir.join(name).display().to_string() };
-    let (edge_yaml, node_token, ca) = (at("edge.yaml"), at("node.token"), at("certs/ca.pem"));
-    let admin_key = at(KEY_FILE);
-    let status =
-        if admin_key == KEY_FILE { "iop status".to_owned() } else { format!("iop status --key-file {admin_key}") };
-    let elsewhere = if options.host.is_empty() {
-        "Both on this machine. For a Node on another one: iop init --force --host NAME-OF-THIS-MACHINE".to_owned()
-    } else {
-        format!("Copy {node_token} and {ca} to the Node's machine first.")
-    };
-    format!(
-        "wrote {edge_yaml}, {}, {node_token}, {admin_key}, {ca}, {}, {} (certificates are valid for {VALID_DAYS} days)
-
-Shown once, kept nowhere but here:
-  API key     {}
-  node token  {}   (also in {node_token})
-
-Next:
-  iop-edge serve --config {edge_yaml}
-  iop-node serve --edge https://{host}:{NODES_PORT} --token-file {node_token} --ca {ca}
-  curl --cacert {ca} https://{host}:{OPENAI_PORT}/v1/models -H 'Authorization: Bearer {}'
-  {status}
-
-{elsewhere}",
-        at("node.yaml"),
-        at("certs/edge.pem"),
-        at("certs/edge-key.pem"),
-        key.reveal(),
-        token.reveal(),
-        key.reveal(),
-    )
 }

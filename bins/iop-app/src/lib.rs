@@ -7,6 +7,8 @@
 //! | [`config`] | what config files say, and how mistakes are told |
 //! | [`edge_runtime`], [`reload`] | how an Edge lives in a process, how it takes a new config, and how it ends |
 //! | [`operate`] | how `iop` asks a running Edge, and how the answers look |
+//! | [`doctor`] | what is looked at when something does not work |
+//! | [`issue`] | how keys and tokens are made, rotated and taken back |
 //! | [`listener`], [`track`] | what a client may cost; when its request is over |
 //! | [`admin`], [`metrics`], [`node_metrics`], [`access`], [`liveness`], [`lifecycle`], [`telemetry`] | what operators see and do |
 //! | [`tls`], [`certs`], [`certificates`], [`renew`] | certificates, and when they are read again |
@@ -20,12 +22,15 @@ pub mod certificates;
 pub mod certs;
 pub mod cli;
 pub mod config;
+pub mod doctor;
 pub mod edge_runtime;
 pub mod exit;
+mod files;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzz;
 pub mod init;
+pub mod issue;
 pub mod lifecycle;
 pub mod listener;
 pub mod liveness;

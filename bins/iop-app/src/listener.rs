@@ -16,7 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -29,7 +29,7 @@ mod sniff;
 mod tests;
 
 use guard::Guarded;
-use head::{Answering, Heads, Turns};
+use head::{Answering, Busy, Heads, Turns};
 use sniff::{Version, sniff};
 
 use crate::shutdown::Shutdown;
@@ -42,6 +42,10 @@ const MAX_HEADER_BYTES: usize = 16 << 10;
 const MAX_BUFFER_BYTES: usize = 64 << 10;
 /// Streams of one HTTP/2 connection.
 const MAX_STREAMS: u32 = 100;
+/// Streams that an HTTP/2 peer may have reset before we have looked at them; with more the connection ends.
+const MAX_PENDING_RESETS: usize = 20;
+/// Streams of an HTTP/2 peer that we may have reset for its errors; with more the connection ends.
+const MAX_ERROR_RESETS: usize = 128;
 /// Receive window of one HTTP/2 stream.
 const STREAM_WINDOW: u32 = 64 << 10;
 /// Receive window of one HTTP/2 connection.
@@ -62,9 +66,10 @@ pub struct Limits {
     pub connections: usize,
     /// Connections per address.
     pub connections_per_address: usize,
-    /// For the first byte of a connection, and for the headers of an HTTP/1.1 request from their first byte. Default: 10 s.
+    /// For the first byte of a connection, for the headers of an HTTP/1.1 request from their first byte, and for the first
+    /// request of an HTTP/2 connection. Default: 10 s.
     pub header_time: Duration,
-    /// Between two requests of one HTTP/1.1 connection. Default: 75 s.
+    /// Between two requests of one HTTP/1.1 connection, and for an HTTP/2 connection without any. Default: 75 s.
     pub idle_time: Duration,
     /// For a TLS handshake.
     pub handshake_time: Duration,
@@ -263,6 +268,11 @@ where
             }
         }
         Version::Http2 => {
+            let (busy, mut changes) = Busy::new();
+            let service = hyper::service::service_fn(move |request| {
+                let (stream, answer) = (busy.begin(), service.call(request));
+                async move { Ok::<_, S::Error>(answer.await?.map(|body| Answering::new(body, stream))) }
+            });
             let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
             builder
                 .timer(TokioTimer::new())
@@ -270,16 +280,34 @@ where
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(CONNECTION_WINDOW)
                 .max_concurrent_streams(MAX_STREAMS)
+                .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+                .max_local_error_reset_streams(MAX_ERROR_RESETS)
                 .max_header_list_size(u32::try_from(MAX_HEADER_BYTES).unwrap_or(u32::MAX))
                 .max_send_buf_size(MAX_BUFFER_BYTES)
                 .keep_alive_interval(H2_PING_EVERY)
                 .keep_alive_timeout(H2_PING_WAIT);
             let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
-            tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = stop.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
+            // A peer that answers pings and asks nothing must not stay for ever; half a head of a request is nothing asked.
+            let mut idle = std::pin::pin!(sleep(limits.header_time));
+            let mut is_idle = true;
+            loop {
+                tokio::select! {
+                    ended = connection.as_mut() => break ended,
+                    () = stop.cancelled() => {
+                        connection.as_mut().graceful_shutdown();
+                        break connection.await;
+                    }
+                    Ok(()) = changes.changed() => {
+                        is_idle = *changes.borrow_and_update() == 0;
+                        idle.as_mut().reset(Instant::now() + limits.idle_time);
+                    }
+                    () = idle.as_mut(), if is_idle => {
+                        connection.as_mut().graceful_shutdown();
+                        break match timeout(limits.header_time, connection).await {
+                            Ok(ended) => ended,
+                            Err(_) => Ok(()),
+                        };
+                    }
                 }
             }
         }

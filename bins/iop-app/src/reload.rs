@@ -257,7 +257,11 @@ fn log_problems(problems: &Problems) {
 fn changed_tokens(old: &[NodeRecord], new: &[NodeRecord]) -> bool {
     new.iter().any(|node| {
         let before = old.iter().find(|old| old.id == node.id);
-        before.is_some_and(|old| (&old.token_id, &old.token_hash) != (&node.token_id, &node.token_hash))
+        let token = |node: &NodeRecord| {
+            let NodeRecord { token_id, token_hash, token_expires_at, previous_token, .. } = node.clone();
+            (token_id, token_hash, token_expires_at, previous_token)
+        };
+        before.is_some_and(|old| token(old) != token(node))
     })
 }
 
@@ -281,7 +285,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         edge_id: _,
         listen: ListenConfig { openai, nodes: node_listener, admin: admin_listener },
         tls,
-        auth: AuthConfig { api_keys },
+        auth: AuthConfig { api_keys, api_keys_file: _, node_tokens_file: _ },
         admin,
         credentials,
         trust_domain: _,
@@ -292,6 +296,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         recovery,
         request_deadline_ms,
         response_model,
+        cors,
         limits: LimitsConfig { request_body_bytes, connections, connections_per_address },
         link: LinkConfig { congestion },
         observability: ObservabilityConfig { log, filter },
@@ -317,8 +322,8 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
     let settings = changed(&[
         ("models: auto", old.models.is_auto() != models.is_auto()),
         ("nodes[].token_hash", changed_tokens(&old.nodes, nodes)),
+        ("auth.api_keys", old.auth.api_keys != *api_keys || old.auth.is_open() != new.auth.is_open()),
         ("nodes[].identities", changed_identities(&old.nodes, nodes)),
-        ("auth.api_keys", old.auth.api_keys != *api_keys),
         ("admin", old.admin != *admin),
         ("credentials", old.credentials != *credentials),
         ("queue", old.queue != *queue),
@@ -326,6 +331,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         ("recovery", old.recovery != *recovery),
         ("request_deadline_ms", old.request_deadline_ms != *request_deadline_ms),
         ("response_model", old.response_model != *response_model),
+        ("cors", old.cors != *cors),
         ("limits.request_body_bytes", old.limits.request_body_bytes != *request_body_bytes),
     ]);
     Differences { restart, settings }

@@ -42,6 +42,8 @@ use crate::api::{Admitted, Engine, Output, Payload, Submit, SubmitError, Submitt
 
 /// Client's own hard deadline in milliseconds from arrival (API-14).
 const DEADLINE_HEADER: &str = "x-iop-deadline-ms";
+/// The priority a client asks for; its key says how high it may be.
+const PRIORITY_HEADER: &str = "x-iop-priority";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 
@@ -64,6 +66,10 @@ where
         Ok(deadline) => deadline,
         Err(error) => return refuse(&error, recorder),
     };
+    let priority = match priority(&head.headers) {
+        Ok(asked) => caller.priority.of(asked),
+        Err(error) => return refuse(&error, recorder),
+    };
     let id = recorder.request_id();
     let (request, echo) = match upload::read(&head.headers, body, &config).await.and_then(|body| parse(kind, body, id))
     {
@@ -74,9 +80,12 @@ where
 
     let model = request.model_name().filter(|model| caller.models.allows(model.as_str()));
     let Some(model) = model else { return refuse(&ApiError::model_not_found(request.model()), recorder) };
+    if let Err(refusal) = recorder.reserve(request.prompt_tokens()) {
+        return refuse(&ApiError::rate_limited(&refusal), recorder);
+    }
     let mut submit = Submit::to_model(model.clone());
     submit.principal = caller.principal;
-    submit.priority = caller.priority;
+    submit.priority = priority;
     submit.stream = request.stream();
     submit.wire = kind.wire();
     submit.prompt_tokens_estimate = request.prompt_tokens();
@@ -142,6 +151,15 @@ fn deadline(headers: &HeaderMap, configured: Option<Duration>) -> Result<Option<
         return Err(ApiError::bad_request(None, "'x-iop-deadline-ms' must be a positive number of milliseconds."));
     };
     Ok(Some(configured.map_or(asked, |configured| configured.min(asked))))
+}
+
+/// How urgent the client says it is.
+fn priority(headers: &HeaderMap) -> Result<Option<i8>, ApiError> {
+    let Some(value) = headers.get(PRIORITY_HEADER) else { return Ok(None) };
+    let asked =
+        value.to_str().ok().and_then(|text| text.trim().parse().ok()).filter(|asked| (-100..=100).contains(asked));
+    let wrong = || ApiError::bad_request(None, "'x-iop-priority' must be a whole number from -100 to 100.");
+    asked.map(Some).ok_or_else(wrong)
 }
 
 /// What the chosen provider is sent. No header of the client goes with it (SEC-2).
@@ -291,6 +309,7 @@ impl Exchange {
     /// Ends the answer from this side, which cancels its run.
     fn give_up(&mut self, error: ApiError) {
         match &mut self.answer {
+            Answer::Tunnel(answer) if answer.is_done() => self.gate.complete(),
             Answer::Run(_) | Answer::Tunnel(_) => self.gate.fail(error),
             Answer::Response(answer) => answer.fail(error, &mut self.gate),
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::auth::ApiKeys;
+use super::cors::AllowedOrigins;
 use super::record::{IgnoreRequests, RequestObserver};
 pub use super::recovery::{DEFAULT_EXTRA_ATTEMPTS, LONG_REPLAY_TOKENS, MAX_SNAPSHOT_BYTES};
 
@@ -33,6 +34,10 @@ pub const BODY_IDLE: Duration = Duration::from_secs(30);
 pub const MAX_CLIENT_IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Longest time for a whole request body.
 pub const BODY_TOTAL: Duration = Duration::from_secs(120);
+/// Most bytes of a refused request's body that are taken in, so that its client can read the refusal.
+pub const DISCARD_BYTES: usize = 1 << 20;
+/// Longest time for that.
+pub const DISCARD_TIME: Duration = Duration::from_secs(1);
 /// How long a stream's end waits for the run's own terminal after `[DONE]` was passed on, so that an end is not taken
 /// for a cancel.
 pub(crate) const DONE_LINGER: Duration = Duration::from_millis(100);
@@ -63,6 +68,8 @@ pub struct OpenAiConfig {
     pub keys: Arc<ApiKeys>,
     /// Who is told how each request ended. Default: nobody.
     pub observer: Arc<dyn RequestObserver>,
+    /// Web pages of other origins that may read answers. Default: none.
+    pub cors: AllowedOrigins,
     /// What `model` says in answers. Default: the public name.
     pub response_model: ResponseModel,
     /// Hard deadline of every request (API-14); `x-iop-deadline-ms` of a client can only shorten it. Default: none.
@@ -89,6 +96,7 @@ impl Default for OpenAiConfig {
         Self {
             keys: Arc::new(ApiKeys::open()),
             observer: Arc::new(IgnoreRequests),
+            cors: AllowedOrigins::default(),
             response_model: ResponseModel::default(),
             request_deadline: None,
             list_unavailable: false,

@@ -15,6 +15,7 @@ use super::record::EndedBy;
 use super::recovery::Cause;
 use crate::api::SubmitError;
 use crate::catalog::RetryCause;
+use crate::rate_limit::{RateKind, RateRefusal};
 
 const INVALID_REQUEST: &str = "invalid_request_error";
 const RATE_LIMIT: &str = "rate_limit_error";
@@ -82,6 +83,38 @@ impl ApiError {
             Some("invalid_api_key"),
             "No valid API key was given. Send it as a Bearer token in the Authorization header.",
         )
+    }
+
+    pub(crate) fn key_expired() -> Self {
+        let message = "This API key has expired. Ask whoever runs this server for a new one.";
+        Self::request(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
+    }
+
+    /// The caller's key has used up one of its limits. Type and text are OpenAI's own: clients read them.
+    pub(crate) fn rate_limited(refusal: &RateRefusal) -> Self {
+        let RateRefusal { kind, limit, used, requested, retry_after } = *refusal;
+        let (kind, what) = match kind {
+            RateKind::Requests => ("requests", "requests per min (RPM)"),
+            RateKind::Tokens => ("tokens", "tokens per min (TPM)"),
+            RateKind::Concurrent => ("requests", "requests at once"),
+        };
+        let (status, code) = (StatusCode::TOO_MANY_REQUESTS, Some("rate_limit_exceeded"));
+        let error = |message| Self::new(status, kind, code, EndedBy::KeyLimit, message);
+        match retry_after {
+            Some(wait) => {
+                let wait = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).min(MAX_RETRY_AFTER_MS);
+                let seconds = wait.div_ceil(1000).max(1);
+                error(format!(
+                    "Rate limit reached for this key on {what}: Limit {limit}, Used {used}, Requested {requested}. \
+                     Please try again in {seconds}s."
+                ))
+                .retry(wait)
+            }
+            None => error(format!(
+                "Request too large for this key on {what}: Limit {limit}, Requested {requested}. Send a shorter prompt."
+            ))
+            .spent(),
+        }
     }
 
     /// The same answer for a model that does not exist and one the caller may not use (API-13).

@@ -10,6 +10,7 @@ use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId, Usage};
 use super::errors::ApiError;
 use super::recovery::{Liveness, LivenessDecision, LivenessReason};
 use crate::api::{Admitted, Engine};
+use crate::rate_limit::{Permit, RateRefusal};
 use iop_execution::closed_list as closed;
 
 closed! {
@@ -23,6 +24,8 @@ closed! {
         Request = "request",
         /// The hard deadline.
         Deadline = "deadline",
+        /// A limit of the caller's key.
+        KeyLimit = "key_limit",
         /// The queue: full, or the wait was too long.
         Queue = "queue",
         /// No provider could take it.
@@ -247,6 +250,8 @@ pub(crate) struct Recorder {
     undecided: bool,
     /// What the attempts before this one reported.
     earlier: Option<Usage>,
+    /// What the caller's key is charged at the end.
+    permit: Option<Permit>,
     /// A name that may turn out to exist: decided only if the request ends while it waits.
     suspect: Option<(ModelName, Arc<dyn Engine>)>,
 }
@@ -286,6 +291,7 @@ impl Recorder {
             liveness: Liveness::default(),
             undecided: false,
             earlier: None,
+            permit: None,
             suspect: None,
         }
     }
@@ -304,6 +310,16 @@ impl Recorder {
 
     pub(crate) fn caller(&mut self, principal: Option<Principal>) {
         self.record.principal = principal;
+    }
+
+    /// The caller's key has limits, and let this request in.
+    pub(crate) fn limited(&mut self, permit: Permit) {
+        self.permit = Some(permit);
+    }
+
+    /// Holds back what the request is expected to use of the key's tokens.
+    pub(crate) fn reserve(&mut self, tokens: u32) -> Result<(), RateRefusal> {
+        self.permit.as_mut().map_or(Ok(()), |permit| permit.reserve(tokens.into(), now()))
     }
 
     pub(crate) const fn stream(&mut self, stream: bool) {
@@ -377,6 +393,7 @@ impl Recorder {
             EndedBy::Client | EndedBy::Cancelled => Outcome::Cancelled,
             EndedBy::Completed
             | EndedBy::Request
+            | EndedBy::KeyLimit
             | EndedBy::Deadline
             | EndedBy::Queue
             | EndedBy::NoProvider
@@ -401,6 +418,10 @@ impl Recorder {
         {
             self.record.model = Some(model);
         }
+        if let Some(permit) = self.permit.take() {
+            let used = used(&self.record, permit.reserved());
+            permit.settle(used, now());
+        }
         self.record.duration = self.elapsed();
         if self.undecided {
             // Nobody waits any more for the attempt that waits for its place.
@@ -411,6 +432,17 @@ impl Recorder {
             self.observer.liveness(&LivenessObservation::Ended { outcome: self.record.outcome });
         }
         self.observer.request_ended(&self.record);
+    }
+}
+
+/// Tokens that a key is charged: what was reported, else what was expected; nothing where nothing was sent.
+fn used(record: &RequestRecord, expected: u64) -> u64 {
+    match (record.attempts, record.usage) {
+        (0, _) => 0,
+        (_, None) => expected,
+        (_, Some(usage)) => {
+            usage.input_tokens.unwrap_or(expected).saturating_add(usage.output_tokens.unwrap_or_default())
+        }
     }
 }
 

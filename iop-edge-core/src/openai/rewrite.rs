@@ -78,14 +78,16 @@ impl Rewrite {
 
     /// (b): comments pass, blocks without data don't.
     fn comments(&mut self, bytes: Bytes) -> Option<Bytes> {
-        if !bytes.iter().any(u8::is_ascii_alphabetic) {
+        // Nothing but comments without text: what most providers send to say that they are there.
+        if bytes.iter().all(|byte| matches!(byte, b':' | b'\n' | b'\r')) {
             return Some(bytes).filter(|bytes| !bytes.is_empty());
         }
         let mut kept = Vec::new();
         let mut dropped = 0;
         for block in split_blocks(&bytes) {
             match block {
-                Ok(block) if block.content == BlockContent::NoData => dropped += 1,
+                // A mark that is not at the start of the stream begins a field with an odd name.
+                Ok(block) if block.content == BlockContent::NoData || block.bom => dropped += 1,
                 Ok(block) => kept.push(block.raw),
                 Err(_) => dropped += 1,
             }

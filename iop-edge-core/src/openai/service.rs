@@ -14,15 +14,19 @@ use http_body::Body;
 use iop_execution::RunId;
 use tower_service::Service;
 
+use super::auth::Denied;
 use super::body::OpenAiBody;
 use super::chat::{self, refuse};
 use super::config::OpenAiConfig;
 use super::errors::ApiError;
 use super::kind::Kind;
+use super::limits;
 use super::models;
 use super::record::{Endpoint, Recorder, RequestId};
 use super::routes::{Route, resolve};
+use super::upload;
 use crate::api::Engine;
+use crate::rate_limit::RateLimiter;
 
 /// The OpenAI API of an engine as a [`Service`]. Cheap to clone; one for all connections.
 ///
@@ -35,19 +39,32 @@ pub struct OpenAiService {
     engine: Arc<dyn Engine>,
     // Locked for as long as a pointer is copied, once per request.
     config: Arc<RwLock<Arc<OpenAiConfig>>>,
+    limiter: Arc<RateLimiter>,
 }
 
 impl OpenAiService {
     /// The API of `engine`.
     #[must_use]
     pub fn new(engine: Arc<dyn Engine>, config: OpenAiConfig) -> Self {
-        Self { engine, config: Arc::new(RwLock::new(Arc::new(config))) }
+        let limiter = Arc::<RateLimiter>::default();
+        limiter.configure(config.keys.limits());
+        Self { engine, config: Arc::new(RwLock::new(Arc::new(config))), limiter }
     }
 
-    /// Replaces the settings of this service and its clones. A request keeps those it began with (CFG-2).
+    /// Replaces the settings of this service and its clones. A request keeps those it began with (CFG-2); a key that stays
+    /// keeps what it has used of its limits.
     pub fn replace_config(&self, config: OpenAiConfig) {
         let config = Arc::new(config);
-        *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+        let mut in_force = self.config.write().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that of two replacements the keys and the counts are those of one.
+        self.limiter.configure(config.keys.limits());
+        *in_force = config;
+    }
+
+    /// What keys have used of their limits.
+    #[must_use]
+    pub fn limiter(&self) -> &RateLimiter {
+        &self.limiter
     }
 
     /// The settings that a request which comes now begins with.
@@ -64,6 +81,19 @@ impl OpenAiService {
         B: Body<Data = Bytes>,
     {
         let config = self.config();
+        if config.cors.is_closed() {
+            return self.answer_with(config, request).await;
+        }
+        let asked = request.headers().clone();
+        let mut response = self.answer_with(Arc::clone(&config), request).await;
+        config.cors.mark(&asked, response.headers_mut());
+        response
+    }
+
+    async fn answer_with<B>(&self, config: Arc<OpenAiConfig>, request: Request<B>) -> Response<OpenAiBody>
+    where
+        B: Body<Data = Bytes>,
+    {
         let (head, body) = request.into_parts();
         let route = resolve(&head.method, head.uri.path());
         let id = fresh_id();
@@ -83,16 +113,38 @@ impl OpenAiService {
         };
         let mut recorder = recorder(&config, id, endpoint);
         let arrived = recorder.arrived();
-        // Before a byte of the body is read.
-        let caller = || config.keys.authenticate(&head.headers).ok_or_else(ApiError::unauthorized);
+        // Before the body is read.
+        let caller = || {
+            config.keys.authenticate(&head.headers, (config.unix_time)()).map_err(|denied| match denied {
+                Denied::Unknown => ApiError::unauthorized(),
+                Denied::Expired => ApiError::key_expired(),
+            })
+        };
         let response = match asked.and_then(|asked| Ok((asked, caller()?))) {
-            Err(error) => refuse(&error, recorder),
+            Err(error) => {
+                upload::discard(body).await;
+                refuse(&error, recorder)
+            }
             Ok((asked, caller)) => {
                 recorder.caller(caller.principal.clone());
                 let engine = Arc::clone(&self.engine);
                 match asked {
                     Asked::Provider(kind) => {
-                        Box::pin(chat::serve(kind, engine, config, caller, head, body, recorder)).await
+                        let meter = caller.key.as_ref().and_then(|key| self.limiter.meter(key));
+                        let mut response = match meter.as_ref().map(|meter| meter.admit(arrived)).transpose() {
+                            Err(refusal) => {
+                                upload::discard(body).await;
+                                refuse(&ApiError::rate_limited(&refusal), recorder)
+                            }
+                            Ok(permit) => {
+                                permit.into_iter().for_each(|permit| recorder.limited(permit));
+                                Box::pin(chat::serve(kind, engine, config, caller, head, body, recorder)).await
+                            }
+                        };
+                        if let Some(meter) = meter {
+                            limits::tell(response.headers_mut(), &meter.standings(super::record::now()));
+                        }
+                        response
                     }
                     Asked::Models => found(Ok(models::list(&*engine, &config, &caller)), recorder),
                     Asked::Model(Some(name)) => found(models::one(&*engine, &config, &caller, &name), recorder),

@@ -4,6 +4,8 @@ mod chat_run;
 mod chat_tunnel;
 mod client_idle;
 mod cooling;
+mod cors;
+mod key_limits;
 mod limits;
 mod passed;
 mod records;

@@ -7,13 +7,32 @@ use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::Body;
 use http_body_util::BodyExt;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::config::OpenAiConfig;
+use super::config::{DISCARD_BYTES, DISCARD_TIME, OpenAiConfig};
 use super::errors::ApiError;
 
 /// First allocation for a body that comes in pieces, in bytes: a claimed length alone costs no memory.
 const FIRST_ALLOCATION: usize = 64 << 10;
+
+/// Takes in what is left of the body of a request that is refused, within [`DISCARD_BYTES`] and [`DISCARD_TIME`]. A client that
+/// is cut off in the middle of its upload may never see the answer: HTTP/2 then resets the stream with the answer in it, and
+/// HTTP/1.1 the connection.
+pub(crate) async fn discard<B>(body: B)
+where
+    B: Body<Data = Bytes>,
+{
+    let (mut body, mut taken) = (pin!(body), 0_usize);
+    let all = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            taken = taken.saturating_add(frame.data_ref().map_or(0, Bytes::len));
+            if taken > DISCARD_BYTES {
+                return;
+            }
+        }
+    };
+    let _late = timeout(DISCARD_TIME, all).await;
+}
 
 /// Reads a JSON body.
 ///
@@ -23,7 +42,10 @@ pub(crate) async fn read<B>(headers: &HeaderMap, body: B, config: &OpenAiConfig)
 where
     B: Body<Data = Bytes>,
 {
-    check(headers)?;
+    if let Err(error) = check(headers) {
+        discard(body).await;
+        return Err(error);
+    }
     let limit = config.max_body_bytes;
     let claimed = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if claimed.is_some_and(|length| length > limit as u64) || body.size_hint().lower() > limit as u64 {
@@ -63,13 +85,14 @@ where
 }
 
 fn check(headers: &HeaderMap) -> Result<(), ApiError> {
-    let text = |name| headers.get(name).map(|value: &http::HeaderValue| value.to_str().unwrap_or_default().trim());
-    if text(CONTENT_ENCODING).is_some_and(|encoding| !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity"))
-    {
+    // Every one of a header that comes more than once: another reader may go by the last.
+    let texts = |name| headers.get_all(name).iter().map(|value| value.to_str().unwrap_or("?").trim());
+    let plain = |encoding: &str| encoding.is_empty() || encoding.eq_ignore_ascii_case("identity");
+    if !texts(CONTENT_ENCODING).all(plain) {
         return Err(ApiError::unsupported_media("Compressed request bodies are not supported."));
     }
-    let kind = text(CONTENT_TYPE).and_then(|kind| kind.split(';').next()).unwrap_or_default();
-    if !kind.trim().eq_ignore_ascii_case("application/json") {
+    let json = |kind: &str| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json");
+    if texts(CONTENT_TYPE).next().is_none() || !texts(CONTENT_TYPE).all(json) {
         return Err(ApiError::unsupported_media("The content type must be application/json."));
     }
     Ok(())

@@ -40,8 +40,8 @@ impl EdgeState {
         self.regroup(now);
         for connection in self.registry.ids() {
             let Some(node) = self.registry.node_of(connection).cloned() else { continue };
-            // Its leases are released by this. A disabled one may come back.
-            match self.catalog.node(&node).map(|entry| entry.enabled) {
+            // Its leases are released by this. A disabled one may come back, and one whose token was revoked.
+            match self.catalog.node(&node).map(|entry| entry.enabled && entry.token.is_some()) {
                 None => self.close(connection, CloseCode::RemovedFromConfig, Duration::ZERO, now),
                 Some(false) => self.close(connection, CloseCode::Closed, RETRY_UNAVAILABLE, now),
                 Some(true) => {}

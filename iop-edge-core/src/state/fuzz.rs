@@ -93,12 +93,12 @@ struct World {
 
 /// Histories of the engine: places are never more than there are, each is released once, whoever waits is answered, and at
 /// rest nothing is left (I1, I4, I5, I6, I10, I11).
-pub fn engine_edge(data: &[u8]) {
+pub(crate) fn engine_edge(data: &[u8], now: Instant) {
     let mut choices = Choices::new(data);
     let catalog = catalog(1, &mut choices);
     let mut world = World {
         state: EdgeState::new(Arc::new(catalog), "edge".into(), Box::new(Ledger::default()), Box::new(LeastLoaded)),
-        now: Instant::now(),
+        now,
         revision: 1,
         connections: Vec::new(),
         attempts: Vec::new(),

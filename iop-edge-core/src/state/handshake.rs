@@ -20,7 +20,7 @@ use crate::state::registry::{Challenge, Claim, Crowded, Instance, ReadyOutcome};
 use crate::state::suspicion::was_suspended;
 use crate::state::throttle::Source;
 use crate::state::timers::Timer;
-use crate::token::{Token, TokenHash, TokenKind};
+use crate::token::{Token, TokenKind, TokenProof, TokenSecrets};
 
 /// Wait before a Node dials again that found its place taken (REG-4).
 const RETRY_DUPLICATE: Duration = Duration::from_secs(10);
@@ -137,7 +137,12 @@ impl EdgeState {
             nodes.iter().find(|node| node.token_id.is_some() && node.token_id.as_ref() == id);
         // A record without an id is found by its secret: each comparison takes the same time, and all are made.
         let unnamed = nodes.iter().filter(|node| node.token_id.is_none());
-        let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| node.token_hash.matches(token)));
+        let unix_time = edge_time_ms / 1_000;
+        let proof = |entry: Option<&NodeEntry>, token: &Token| {
+            entry.and_then(|node| node.token).unwrap_or(TokenSecrets::NOBODY).check(token, unix_time)
+        };
+        let knows = |node: &NodeEntry, token: &Token| proof(Some(node), token) != TokenProof::Unknown;
+        let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| knows(node, token)));
         let entry = named.or(matching.fold(None, |_, node| Some(node)));
         let sources: Vec<Source> =
             address.clone().into_iter().chain(named.and(id).map(|id| Source::Token(id.clone()))).collect();
@@ -158,15 +163,19 @@ impl EdgeState {
                 return refuse(node, reason, Duration::ZERO);
             }
         };
-        let expected = entry.map_or(TokenHash::DUMMY, |node| node.token_hash);
-        let proven = token.is_some_and(|token| expected.matches(&token));
-        let Some(entry) = entry.filter(|_| proven).cloned() else {
+        let proof = token.map_or(TokenProof::Unknown, |token| proof(entry, &token));
+        let Some(entry) = entry.filter(|_| proof != TokenProof::Unknown).cloned() else {
             for source in sources {
                 self.throttle.failed(source, now);
             }
             return refuse(None, RefusalReason::UnknownToken, Duration::ZERO);
         };
         let node = entry.id.clone();
+        if proof == TokenProof::Expired {
+            // The wire has one word for both; who looks here sees which it is.
+            let answer = RegisterRefusal { reason: RefusalReason::UnknownToken, retry_after: Duration::ZERO };
+            return Err((Some(node), answer, Refusal::ExpiredToken));
+        }
         if request.claimed_node_id.as_ref().is_some_and(|claimed| *claimed != node) {
             return refuse(Some(node), RefusalReason::IdentityMismatch, Duration::ZERO);
         }

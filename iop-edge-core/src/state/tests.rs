@@ -7,6 +7,7 @@ mod identities;
 mod model;
 mod places;
 mod scheduling;
+mod tokens;
 
 use iop_execution::{AdapterKey, NodeId, ProviderId, Redacted, Target};
 use iop_wire::{

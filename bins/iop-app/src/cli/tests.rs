@@ -1,5 +1,3 @@
-use clap::CommandFactory as _;
-
 use super::*;
 use crate::testdir::TestDir;
 

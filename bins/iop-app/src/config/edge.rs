@@ -9,11 +9,13 @@ use serde::Deserialize;
 
 use super::problem::Problems;
 use super::schema;
+use super::time::Timestamp;
 use super::tree::{MAX_CONFIG_BYTES, Tree};
 
 mod catalog;
 mod check;
 pub mod credentials;
+pub mod records;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -61,6 +63,8 @@ pub struct EdgeConfig {
     pub request_deadline_ms: u64,
     /// Name of the model in answers.
     pub response_model: ResponseModelConfig,
+    /// Web pages of other origins.
+    pub cors: CorsConfig,
     /// Limits of the OpenAI listener.
     pub limits: LimitsConfig,
     /// Connections of Nodes.
@@ -189,8 +193,58 @@ pub struct TlsPair {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AuthConfig {
-    /// Keys of clients; none = open.
+    /// Keys of clients, those of the file among them; none and no file = open.
     pub api_keys: Vec<ApiKeyRecord>,
+    /// File with keys that `iop key` writes.
+    pub api_keys_file: Option<String>,
+    /// File with tokens that `iop token` writes.
+    pub node_tokens_file: Option<String>,
+}
+
+impl AuthConfig {
+    /// Everybody may call.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        self.api_keys.is_empty() && self.api_keys_file.is_none()
+    }
+}
+
+/// A secret from before a rotation.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PreviousSecret {
+    /// `sha256:…` or `file:…`.
+    pub hash: String,
+    /// Until when it is accepted.
+    pub expires_at: Timestamp,
+}
+
+/// How much a key may use; 0 = no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KeyLimitsConfig {
+    /// Requests in any 60 seconds.
+    pub requests_per_minute: u32,
+    /// Tokens in any 60 seconds.
+    pub tokens_per_minute: u64,
+    /// Requests at once.
+    pub concurrent: u32,
+}
+
+/// The token of one Node, as `auth.node_tokens_file` has it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeTokenRecord {
+    /// The Node.
+    pub node: String,
+    /// Public id of its token.
+    pub token_id: String,
+    /// `sha256:…` or `file:…`.
+    pub token_hash: String,
+    /// From when it is refused.
+    pub expires_at: Option<Timestamp>,
+    /// The secret before the last rotation.
+    pub previous: Option<PreviousSecret>,
 }
 
 /// One API key.
@@ -209,6 +263,15 @@ pub struct ApiKeyRecord {
     /// Who waits with a higher one goes first.
     #[serde(default)]
     pub priority: i8,
+    /// The highest that a request may ask for; default the priority.
+    pub max_priority: Option<i8>,
+    /// How much it may use.
+    #[serde(default)]
+    pub limits: KeyLimitsConfig,
+    /// From when it is refused.
+    pub expires_at: Option<Timestamp>,
+    /// The secret before the last rotation.
+    pub previous: Option<PreviousSecret>,
 }
 
 /// Who may operate an Edge.
@@ -231,8 +294,12 @@ pub struct NodeRecord {
     pub id: String,
     /// Public id of its token.
     pub token_id: Option<String>,
-    /// `sha256:…` or `file:…`.
-    pub token_hash: String,
+    /// `sha256:…` or `file:…`; none = it can't connect.
+    pub token_hash: Option<String>,
+    /// From when the token is refused.
+    pub token_expires_at: Option<Timestamp>,
+    /// The token's secret before the last rotation.
+    pub previous_token: Option<PreviousSecret>,
     /// Workload identities that are this Node; empty = `spiffe://<trust_domain>/iop/node/<id>`.
     #[serde(default)]
     pub identities: Vec<String>,
@@ -536,6 +603,14 @@ pub enum ResponseModelConfig {
     Target,
 }
 
+/// Web pages of other origins.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CorsConfig {
+    /// Origins whose pages may read answers; `*` = all.
+    pub allowed_origins: Vec<String>,
+}
+
 /// Limits of the OpenAI listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -603,6 +678,12 @@ impl EdgeConfig {
     /// Reads and checks a file. The config is there exactly when the problems hold no error.
     #[must_use]
     pub fn load(path: &Path) -> (Option<LoadedEdge>, Problems) {
+        Self::load_with(path, records::Reading::default())
+    }
+
+    /// The same, with the files it names read otherwise.
+    #[must_use]
+    pub fn load_with(path: &Path, reading: records::Reading<'_>) -> (Option<LoadedEdge>, Problems) {
         let mut problems = Problems::of(path.display().to_string());
         let text = match read(path) {
             Ok(text) => text,
@@ -616,19 +697,24 @@ impl EdgeConfig {
             }
         };
         let base = path.parent().map(Path::to_path_buf).unwrap_or_default();
-        let config = Self::parse(&text, &base, &mut problems);
+        let config = Self::parse_with(&text, &base, reading, &mut problems);
         (config.map(|config| LoadedEdge { config, path: path.to_path_buf() }), problems)
     }
 
     /// Checks a text whose relative paths start at `base`.
     pub fn parse(text: &str, base: &Path, problems: &mut Problems) -> Option<Self> {
+        Self::parse_with(text, base, records::Reading::default(), problems)
+    }
+
+    fn parse_with(text: &str, base: &Path, reading: records::Reading<'_>, problems: &mut Problems) -> Option<Self> {
         let mut tree = Tree::parse(text, problems)?;
         schema::check(&mut tree, &EDGE, problems);
-        check::cross(&tree, base, problems);
+        let files = records::Files::read(&tree, base, reading, problems);
+        check::cross(&tree, &files, base, problems);
         if problems.has_errors() {
             return None;
         }
-        match serde_json::from_value::<Self>(tree.to_json()) {
+        match serde_json::from_value::<Self>(tree.to_json()).and_then(|config| files.merge(config)) {
             Ok(config) => Some(config),
             Err(error) => {
                 problems.error(tree.at, format!("the config can't be used: {error}"), None);

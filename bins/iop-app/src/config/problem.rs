@@ -75,6 +75,15 @@ impl Problems {
         }
     }
 
+    /// Adds those of another file, which stands at `at` in this one.
+    pub fn absorb(&mut self, other: &Self, at: Position) {
+        for problem in other.sorted() {
+            let Position { line, column } = problem.at;
+            let place = if line > 0 { format!("{}:{line}:{column}", other.file) } else { other.file.clone() };
+            self.push(problem.severity, at, format!("{place}: {}", problem.message), problem.suggestion.clone());
+        }
+    }
+
     /// The problems in file order.
     #[must_use]
     pub fn sorted(&self) -> Vec<&Problem> {

@@ -5,6 +5,7 @@ use serde_json::{Map, json};
 
 use super::problem::{Problems, did_you_mean};
 use super::secret;
+use super::time::{self, Timestamp};
 use super::tree::{Tree, Value};
 
 /// What a value must look like.
@@ -48,6 +49,8 @@ pub enum Kind {
     Secret,
     /// Text without control characters.
     Text,
+    /// A point in time, RFC 3339.
+    Time,
     /// The 8 letters and digits that name a token.
     TokenId,
 }
@@ -194,6 +197,12 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
         (Kind::Reference, Value::Text(text)) => secret::check_reference(text, name, at, problems),
         (Kind::Secret, Value::Text(text)) => secret::check_secret(text, name, at, problems),
         (Kind::Text, Value::Text(text)) => check_text(text, name, at, problems),
+        (Kind::Time, Value::Text(text)) => {
+            if Timestamp::parse(text).is_none() {
+                let message = format!("`{name}` must be a time (RFC 3339), not `{}`", text.escape_debug());
+                problems.error(at, message, Some(format!("{name}: \"{}\"", time::EXAMPLE)));
+            }
+        }
         (Kind::TokenId, Value::Text(text)) => {
             if TokenId::parse(text).is_none() {
                 let hint = "the 8 letters or digits between the two `_` of the token".to_owned();
@@ -201,7 +210,7 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
             }
         }
         (
-            Kind::Text | Kind::Choice(_) | Kind::Closed(_) | Kind::TokenId,
+            Kind::Text | Kind::Time | Kind::Choice(_) | Kind::Closed(_) | Kind::TokenId,
             other @ (Value::Int(_) | Value::Float(_) | Value::Bool(_)),
         ) => {
             wrong(problems, "text", other, Some("put it in quotes".to_owned()));
@@ -215,6 +224,7 @@ fn check_value(tree: &mut Tree, kind: &'static Kind, name: &str, problems: &mut 
             | Kind::Reference
             | Kind::Secret
             | Kind::Text
+            | Kind::Time
             | Kind::TokenId,
             other,
         ) => {
@@ -304,5 +314,6 @@ fn kind_schema(kind: &Kind) -> serde_json::Value {
         Kind::Secret => json!({"type": "string", "pattern": "^(env|file|command):.+$"}),
         Kind::TokenId => json!({"type": "string", "pattern": "^([0-9A-Za-z]{8}|\\$\\{.+\\})$"}),
         Kind::Text => json!({"type": "string", "minLength": 1}),
+        Kind::Time => json!({"type": "string", "format": "date-time"}),
     }
 }

@@ -103,6 +103,35 @@ impl Tree {
         }
     }
 
+    /// Puts the value and everything in it at one place.
+    pub fn stand_at(&mut self, at: Position) {
+        self.at = at;
+        match &mut self.value {
+            Value::List(items) => items.iter_mut().for_each(|item| item.stand_at(at)),
+            Value::Map(entries) => {
+                for entry in entries {
+                    entry.at = at;
+                    entry.value.stand_at(at);
+                }
+            }
+            Value::Bool(_) | Value::Float(_) | Value::Int(_) | Value::Null | Value::Text(_) => {}
+        }
+    }
+
+    /// Adds items to the list `key` of the mapping `section`, which is made where it is missing.
+    pub fn append(&mut self, section: &str, key: &str, at: Position, items: Vec<Self>) {
+        let Value::Map(entries) = &mut self.value else { return };
+        let Some(section) = entries.iter_mut().find(|entry| entry.key == section) else { return };
+        let Value::Map(entries) = &mut section.value.value else { return };
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.key == key) {
+            if let Value::List(list) = &mut entry.value.value {
+                list.extend(items);
+            }
+            return;
+        }
+        entries.push(Entry { key: key.to_owned(), at, value: Self { value: Value::List(items), at } });
+    }
+
     /// The integer under a key, if it is there.
     #[must_use]
     pub fn int(&self, key: &str) -> Option<(i128, Position)> {

@@ -1,5 +1,7 @@
 use std::collections::BTreeSet;
 
+mod fleet;
+
 use super::*;
 use crate::config::{EdgeConfig, NodeOptions};
 use crate::testdir::TestDir;
@@ -27,7 +29,7 @@ fn what_is_written_passes_the_checks_and_fits_together() {
         let node = node.unwrap_or_else(|| panic!("{problems}"));
         assert_eq!(node.max_attempts, Some(0));
         let token = Token::parse(TokenKind::Node, node.token.expose()).unwrap();
-        assert_eq!(edge.nodes[0].token_hash, token.hash().to_string());
+        assert_eq!(edge.nodes[0].token_hash, Some(token.hash().to_string()));
         assert_eq!(edge.nodes[0].token_id.as_deref(), Some(token.id().as_str()));
         let admin = fs::read_to_string(dir.path().join("admin.key")).unwrap();
         let admin = Token::parse(TokenKind::Admin, admin.trim()).unwrap();
@@ -54,8 +56,10 @@ fn secrets_are_in_files_of_this_user_only_and_in_no_config() {
         let secret = text.contains("iopn_") || text.contains("iopa_") || text.contains("PRIVATE KEY");
         #[cfg(unix)]
         {
+            // Hashes are nobody else's business either.
+            let hashes = text.contains("Written by `iop key`") || text.contains("Written by `iop token`");
             let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(path).unwrap()) & 0o777;
-            assert_eq!(mode & 0o077 == 0, secret, "{} {mode:o}", path.display());
+            assert_eq!(mode & 0o077 == 0, secret || hashes, "{} {mode:o}", path.display());
         }
         assert_eq!(
             secret,
@@ -146,6 +150,87 @@ fn bad_arguments_are_told_before_anything_is_written() {
     ] {
         let failure = init(&bad, SystemTime::now()).unwrap_err();
         assert!(failure.hint.is_some(), "{failure}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{failure}");
+    }
+}
+
+fn managed(dir: &TestDir) -> InitOptions {
+    InitOptions { managed: true, node: "gpu-1,gpu-2".to_owned(), ..options(dir) }
+}
+
+#[test]
+fn a_managed_fleet_passes_the_checks_and_each_certificate_names_one_workload() {
+    // BIN-3, CRD-10, CRD-11
+    let keys = TestDir::new();
+    let backend = InitOptions {
+        backend: Some("https://api.example".to_owned()),
+        models: vec!["m".to_owned()],
+        secret_file: Some(keys.write("key.txt", "sk-provider\n")),
+        ..InitOptions::default()
+    };
+    for options in [InitOptions::default(), backend] {
+        let dir = TestDir::new();
+        let with_backend = options.backend.is_some();
+        let options =
+            InitOptions { dir: dir.path().to_owned(), node: "gpu-1,gpu-2".to_owned(), managed: true, ..options };
+        let done = init(&options, SystemTime::now()).unwrap();
+        let (edge, problems) = EdgeConfig::load(&dir.path().join("edge.yaml"));
+        assert_eq!(problems.to_string(), "");
+        let edge = edge.unwrap();
+        let catalog = edge.catalog(0, 1).unwrap();
+        assert!(catalog.identity_required() && catalog.credentials().issuer.is_some());
+        assert_eq!(edge.config.credentials.slots.len(), usize::from(with_backend));
+        let identity = |path: &str| {
+            let chain = crate::tls::load_certificates(&dir.path().join(path)).unwrap();
+            iop_wire::link::grpc::certificate_identity(&chain[0]).unwrap().to_string()
+        };
+        assert_eq!(identity("certs/edge.pem"), "spiffe://iop.local/iop/edge/edge");
+        for (index, id) in ["gpu-1", "gpu-2"].into_iter().enumerate() {
+            assert_eq!(identity(&format!("{id}/cert.pem")), format!("spiffe://iop.local/iop/node/{id}"));
+            let node = NodeOptions { config: Some(dir.path().join(id).join("node.yaml")), ..NodeOptions::default() };
+            let (node, problems) = node.load();
+            let node = node.unwrap_or_else(|| panic!("{problems}"));
+            assert_eq!(problems.to_string(), "");
+            let token = Token::parse(TokenKind::Node, node.token.expose()).unwrap();
+            let secrets = catalog.nodes()[index].token.unwrap();
+            assert_eq!(secrets.check(&token, 0), iop_edge_core::token::TokenProof::Accepted);
+            assert!(done.text.contains(&format!("{id}/node.yaml")), "{}", done.text);
+        }
+        // Every secret is this user's; none but the API key is shown.
+        assert!(!done.text.contains("iopn_") && !done.text.contains("sk-provider"), "{}", done.text);
+        #[cfg(unix)]
+        for path in &done.files {
+            let text = fs::read_to_string(path).unwrap();
+            let secret = ["iopn_", "iopa_", "PRIVATE KEY", "sk-provider"].iter().any(|word| text.contains(word));
+            let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(path).unwrap()) & 0o777;
+            assert!(!secret || mode == 0o600, "{} {mode:o}", path.display());
+        }
+        let again = init(&options, SystemTime::now()).unwrap_err();
+        assert!(again.to_string().contains("keys/lease-issuer.pem"), "{again}");
+        init(&InitOptions { force: true, ..options }, SystemTime::now()).unwrap();
+    }
+}
+
+#[test]
+fn a_managed_backend_without_its_key_waits_for_it_and_wrong_flags_are_told() {
+    // BIN-3
+    let dir = TestDir::new();
+    let backend = Some("https://api.example".to_owned());
+    let waiting = InitOptions { backend: backend.clone(), models: vec!["m".to_owned()], ..managed(&dir) };
+    let done = init(&waiting, SystemTime::now()).unwrap();
+    assert!(done.text.contains("iop slot rotate main") && done.text.contains("iop slot enable main"), "{}", done.text);
+    let (edge, problems) = EdgeConfig::load(&dir.path().join("edge.yaml"));
+    assert!(edge.is_some(), "{problems}");
+    let dir = TestDir::new();
+    for (bad, words) in [
+        (InitOptions { backend, ..managed(&dir) }, "--model NAME"),
+        (InitOptions { models: vec!["m".to_owned()], ..managed(&dir) }, "--backend"),
+        (InitOptions { node: "a,a".to_owned(), ..managed(&dir) }, "gpu-1,gpu-2"),
+        (InitOptions { node: "a/b".to_owned(), ..managed(&dir) }, "A-Z a-z 0-9"),
+        (InitOptions { node: "a,b".to_owned(), ..options(&dir) }, "--managed"),
+    ] {
+        let failure = init(&bad, SystemTime::now()).unwrap_err();
+        assert!(failure.to_string().contains(words), "{failure}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{failure}");
     }
 }

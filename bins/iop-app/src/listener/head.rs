@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep};
 
 /// Whose turn it is on one connection: odd while a request is answered, and another number for every request.
@@ -111,20 +112,47 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Heads<IO> {
     }
 }
 
-/// A body whose request is answered once it is dropped.
-#[derive(Debug)]
-pub(super) struct Answering<B> {
-    body: Pin<Box<B>>,
-    _turn: Turn,
-}
+/// How many requests of one HTTP/2 connection are answered.
+#[derive(Debug, Clone)]
+pub(super) struct Busy(Arc<watch::Sender<usize>>);
 
-impl<B> Answering<B> {
-    pub(super) fn new(body: B, turn: Turn) -> Self {
-        Self { body: Box::pin(body), _turn: turn }
+/// A request that is answered, until dropped.
+#[derive(Debug)]
+pub(super) struct Stream(Busy);
+
+impl Busy {
+    /// None yet, and who is told of a change.
+    pub(super) fn new() -> (Self, watch::Receiver<usize>) {
+        let (sender, receiver) = watch::channel(0);
+        (Self(Arc::new(sender)), receiver)
+    }
+
+    pub(super) fn begin(&self) -> Stream {
+        self.0.send_modify(|count| *count += 1);
+        Stream(self.clone())
     }
 }
 
-impl<B: Body> Body for Answering<B> {
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|count| *count -= 1);
+    }
+}
+
+/// A body whose request is answered once it is dropped: `G` is told then.
+#[derive(Debug)]
+pub(super) struct Answering<B, G> {
+    body: Pin<Box<B>>,
+    _answered: G,
+}
+
+impl<B, G> Answering<B, G> {
+    pub(super) fn new(body: B, answered: G) -> Self {
+        Self { body: Box::pin(body), _answered: answered }
+    }
+}
+
+impl<B: Body, G: Unpin> Body for Answering<B, G> {
     type Data = B::Data;
     type Error = B::Error;
 

@@ -225,7 +225,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// How long until the server closes.
 async fn closed_after(client: &mut tokio::io::DuplexStream) -> Duration {
-    let began = tokio::time::Instant::now();
+    let began = Instant::now();
     let mut rest = Vec::new();
     let _reset_is_an_end_too = client.read_to_end(&mut rest).await;
     assert_eq!(rest, b"", "nothing is said");
@@ -256,7 +256,7 @@ async fn the_head_of_every_request_has_10_seconds_from_its_first_byte() {
             answered(&mut client).await;
             sleep(60 * SECOND).await;
         }
-        let began = tokio::time::Instant::now();
+        let began = Instant::now();
         client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n").await.unwrap();
         // A byte now and then is no head.
         for _ in 0..4 {

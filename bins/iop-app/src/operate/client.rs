@@ -20,7 +20,9 @@ use crate::config::secret::read_secret;
 use crate::exit::{Exit, Failure};
 
 /// Variable that holds the admin key. A flag for it would be visible to other users of the machine.
-const KEY_VARIABLE: &str = "IOP_ADMIN_KEY";
+pub const KEY_VARIABLE: &str = "IOP_ADMIN_KEY";
+/// Where an Edge is, when nobody says.
+pub const DEFAULT_ADMIN: &str = "http://127.0.0.1:9190";
 /// Where `iop init` writes the admin key.
 pub const KEY_FILE: &str = "admin.key";
 /// For a whole exchange. A reload reads files and checks certificates.
@@ -33,7 +35,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 #[command(next_help_heading = "Edge")]
 pub struct AdminOptions {
     /// The Edge's admin listener, `listen.admin` of its edge.yaml
-    #[arg(long, env = "IOP_ADMIN", default_value = "http://127.0.0.1:9190", value_name = "URL", display_order = 800)]
+    #[arg(long, env = "IOP_ADMIN", default_value = DEFAULT_ADMIN, value_name = "URL", display_order = 800)]
     pub admin: String,
     /// File with the admin key; without it IOP_ADMIN_KEY is the key itself [default: admin.key]
     #[arg(long, value_name = "FILE", display_order = 801)]

@@ -1,3 +1,4 @@
+mod ingress;
 mod managed;
 
 use std::time::Duration;
@@ -161,8 +162,9 @@ async fn a_running_pair_takes_a_new_config_and_a_drain_without_a_restart() {
     assert_eq!(status_of("house", &key).await, StatusCode::NOT_FOUND);
 
     let second = Token::generate(TokenKind::ApiKey).unwrap();
-    let record = format!("    - {{ id: \"{}\", hash: \"{}\" }}\nadmin:", second.id().as_str(), second.hash());
-    edit(&dir, "\nadmin:", &format!("\n{record}"));
+    let keys = dir.path().join("api-keys.yaml");
+    let record = format!("  - {{ id: \"{}\", hash: \"{}\" }}\n", second.id().as_str(), second.hash());
+    std::fs::write(&keys, std::fs::read_to_string(&keys).unwrap() + &record).unwrap();
     edit(
         &dir,
         "models: auto",
@@ -182,7 +184,9 @@ async fn a_running_pair_takes_a_new_config_and_a_drain_without_a_restart() {
     assert!(!resumed.draining, "{resumed:?}");
     assert_eq!(status_of("house", &key).await, StatusCode::OK);
 
-    edit(&dir, &second.hash().to_string(), &Token::generate(TokenKind::ApiKey).unwrap().hash().to_string());
+    let text = std::fs::read_to_string(&keys).unwrap();
+    let other = Token::generate(TokenKind::ApiKey).unwrap().hash().to_string();
+    std::fs::write(&keys, text.replace(&second.hash().to_string(), &other)).unwrap();
     client.ask::<ReloadView>(Method::POST, "reload").await.unwrap();
     assert_eq!(status_of("iop-demo", &second.reveal()).await, StatusCode::UNAUTHORIZED);
     node_stop.cancel();

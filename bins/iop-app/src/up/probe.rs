@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::header::{HOST, SERVER};
-use http::{Request, StatusCode, Uri};
+use http::header::{AUTHORIZATION, HOST, SERVER};
+use http::{HeaderValue, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::rt::TokioIo;
+use iop_execution::Redacted;
 use rustls_pki_types::ServerName;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -95,9 +96,70 @@ pub async fn probe_all(places: Vec<(String, String)>) -> Vec<Probed> {
     .await
 }
 
+/// One backend to look at closely.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    /// Its origin.
+    pub(crate) url: String,
+    /// Its key, if it wants one.
+    pub(crate) key: Option<Redacted<String>>,
+    /// How long it may take.
+    pub(crate) patience: Duration,
+}
+
+/// Paths at which servers tell their version, and the key of the answer that holds it.
+const VERSIONS: [(&str, &str, &str); 5] = [
+    ("vllm", "/version", "version"),
+    ("ollama", "/api/version", "version"),
+    ("llama_cpp", "/props", "build_info"),
+    ("sglang", "/server_info", "version"),
+    ("sglang", "/get_server_info", "version"),
+];
+
+/// Looks at one backend: what it is, and in which version where it tells.
+///
+/// # Cancel safety
+/// May be dropped at any time; open connections close.
+pub(crate) async fn ask(name: &str, asked: &Asked) -> (Probed, Option<String>) {
+    let (name, url) = (name.to_owned(), asked.url.clone());
+    let Some(mut place) = Place::of(&asked.url) else {
+        let found = Found::Other("is no URL".to_owned());
+        return (Probed { name, url, kind: ANY, found }, None);
+    };
+    place.key = asked.key.as_ref().and_then(|key| HeaderValue::try_from(format!("Bearer {}", key.expose())).ok());
+    if let Some(key) = &mut place.key {
+        key.set_sensitive(true);
+    }
+    let (found, kind) = probe_place(&place, asked.patience).await;
+    let version = match found {
+        Found::Backend(_) => timeout_at(Instant::now() + asked.patience, version(&place, kind)).await.ok().flatten(),
+        _ => None,
+    };
+    (Probed { name, url, kind, found }, version)
+}
+
+async fn version(place: &Place, kind: &str) -> Option<String> {
+    for (_, path, key) in VERSIONS.iter().filter(|(of, ..)| *of == kind) {
+        let socket = place.connect().await.ok()?;
+        if let Ok(Some(answer)) = place.get(socket, path).await
+            && answer.status == StatusCode::OK
+        {
+            let told = serde_json::from_slice::<serde_json::Value>(&answer.body?).ok()?;
+            return told.get(key)?.as_str().map(|text| text.chars().take(64).collect());
+        }
+    }
+    None
+}
+
 async fn probe(url: &str) -> (Found, &'static str) {
-    let until = Instant::now() + PROBE_TIME;
-    let Some(place) = Place::of(url) else { return (Found::Nothing, ANY) };
+    match Place::of(url) {
+        Some(place) => probe_place(&place, PROBE_TIME).await,
+        None => (Found::Nothing, ANY),
+    }
+}
+
+async fn probe_place(place: &Place, patience: Duration) -> (Found, &'static str) {
+    let until = Instant::now() + patience;
     let Ok(Ok(socket)) = timeout_at(until, place.connect()).await else { return (Found::Nothing, ANY) };
     // Somebody listens: whatever comes now, or does not come, is theirs.
     let listed = async {
@@ -111,7 +173,7 @@ async fn probe(url: &str) -> (Found, &'static str) {
     match (&found, list) {
         (Found::Backend(_), Some((ANY, owners))) => {
             // Who it is only chooses the adapter: what is not told in time costs no backend.
-            let kind = timeout_at(Instant::now() + PROBE_TIME, told_apart(&place, &owners)).await;
+            let kind = timeout_at(Instant::now() + PROBE_TIME, told_apart(place, &owners)).await;
             (found, kind.ok().flatten().unwrap_or(ANY))
         }
         (Found::Backend(_), Some((kind, _))) => (found, kind),
@@ -149,6 +211,7 @@ struct Place {
     host: String,
     port: u16,
     tls: bool,
+    key: Option<HeaderValue>,
 }
 
 /// What was answered.
@@ -166,7 +229,7 @@ impl Place {
         let tls = uri.scheme_str() == Some("https");
         let host = uri.host()?.trim_matches(['[', ']']).to_owned();
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-        Some(Self { uri, host, port, tls })
+        Some(Self { uri, host, port, tls, key: None })
     }
 
     async fn connect(&self) -> std::io::Result<TcpStream> {
@@ -195,7 +258,10 @@ impl Place {
         let exchange = async move {
             let authority = self.uri.authority().map_or("", http::uri::Authority::as_str);
             let path = format!("{}{path}", self.uri.path().trim_end_matches('/').trim_end_matches("/v1"));
-            let request = Request::get(path).header(HOST, authority).body(Empty::<Bytes>::new()).ok()?;
+            let mut request = Request::get(path).header(HOST, authority).body(Empty::<Bytes>::new()).ok()?;
+            if let Some(key) = &self.key {
+                request.headers_mut().insert(AUTHORIZATION, key.clone());
+            }
             let answer = sender.send_request(request).await.ok()?;
             let (head, body) = answer.into_parts();
             let is_iop = head.headers.contains_key("x-iop-edge");

@@ -129,6 +129,8 @@ impl TunnelAnswer {
             TunnelFrame::Body { bytes, flags } => self.body(bytes, flags, gate),
             TunnelFrame::End => self.end(gate),
             TunnelFrame::Failed(failure) => self.fail(Some(failure), gate),
+            // The client has everything: what ended the rest is not its business.
+            TunnelFrame::Cancelled(_) if self.is_done() => gate.complete(),
             TunnelFrame::Cancelled(reason) => gate.fail(ApiError::from_cancel(reason)),
         }
     }

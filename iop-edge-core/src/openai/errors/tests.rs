@@ -208,6 +208,17 @@ fn every_error() -> Vec<ApiError> {
     all.extend((400..600).map(|status| ApiError::from_failure(&said(status), None)));
     let long = failure(FailureCode::InvalidRequest).with_reason(Some(ProviderReason::ContextLengthExceeded));
     all.push(ApiError::from_failure(&long, None));
+    all.push(ApiError::key_expired());
+    // CRD-12
+    for kind in RateKind::ALL.iter().copied() {
+        for retry_after in [Some(Duration::from_secs(70)), None] {
+            let refusal = RateRefusal { kind, limit: 5, used: 5, requested: 1, retry_after };
+            // Only tokens can be more than there ever are.
+            if retry_after.is_some() || kind == RateKind::Tokens {
+                all.push(ApiError::rate_limited(&refusal));
+            }
+        }
+    }
     all
 }
 

@@ -75,7 +75,9 @@ fn a_mark_and_blocks_without_data_never_reach_a_client() {
     assert_eq!(one(&mut rewrite, "data: \n\n", FrameFlags::NONE), None);
     assert_eq!(one(&mut rewrite, ": a\n\nid: 1\n\n:b\r\n\r\n", FrameFlags::NONE).as_deref(), Some(": a\n\n:b\r\n\r\n"));
     assert_eq!(one(&mut rewrite, ":\n\n", FrameFlags::NONE).as_deref(), Some(":\n\n"));
-    assert_eq!((rewrite.edits().count(Edit::Bom), rewrite.edits().count(Edit::NoData)), (1, 3));
+    assert_eq!(one(&mut rewrite, "1: 2\n\n", FrameFlags::NONE), None, "a field needs no letters");
+    assert_eq!(one(&mut rewrite, "\u{feff}: hi\n\n", FrameFlags::NONE), None, "a mark in the middle is none");
+    assert_eq!((rewrite.edits().count(Edit::Bom), rewrite.edits().count(Edit::NoData)), (1, 5));
     let mut rewrite = Rewrite::new(None, true);
     assert_eq!(one(&mut rewrite, "\u{feff}data: {}\n\n", CONTENT).as_deref(), Some("data: {}\n\n"));
 }

@@ -239,6 +239,12 @@ async fn nothing_is_sent_before_content_and_nothing_looks_complete_that_is_not()
             ok(&[TOKEN, DONE].concat()),
         ),
         (
+            "a deadline after done",
+            vec![sse(), token(), done(), TunnelFrame::Cancelled(CancelReason::EdgeDeadline)],
+            200,
+            ok(&[TOKEN, DONE].concat()),
+        ),
+        (
             "two dones in one frame",
             vec![sse(), token(), body(&DONE.repeat(2), FrameFlags::TERMINAL), TunnelFrame::End],
             200,

@@ -21,6 +21,17 @@ async fn only_plain_json_bodies_are_taken() {
     let mut request = post(CHAT);
     request.headers_mut().remove("content-type");
     assert_eq!(rig.send(request).await.status(), 415);
+    // A second one behind a good first one is not overlooked.
+    for (name, values) in
+        [("content-encoding", ["identity", "gzip"]), ("content-type", ["application/json", "text/plain"])]
+    {
+        let mut request = post(CHAT);
+        request.headers_mut().remove(name);
+        for value in values {
+            request.headers_mut().append(name, value.parse().unwrap());
+        }
+        assert_eq!(rig.send(request).await.status(), 415, "{name}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

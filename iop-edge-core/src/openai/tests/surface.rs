@@ -97,24 +97,29 @@ async fn every_answer_carries_our_marks_and_ids_of_our_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_key_nothing_is_read() {
+async fn without_a_key_no_more_than_a_small_part_is_taken_in_and_nothing_is_understood() {
     // API-13
     let rig = Rig::with([], |config| config.with_keys(Arc::new(ApiKeys::fixed("secret"))));
-    let read = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&read);
-    let upload = http_body_util::StreamBody::new(stream::once(async move {
-        flag.store(true, Ordering::SeqCst);
-        Ok::<_, Infallible>(http_body::Frame::data(Bytes::from_static(b"{}")))
-    }));
-    let request =
-        Request::post("/v1/chat/completions").header("authorization", "Bearer wrong").body(Box::pin(upload)).unwrap();
-    let response = rig.send(request).await;
+    let taken = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = Arc::clone(&taken);
+    let endless = stream::repeat_with(move || {
+        count.fetch_add(1 << 10, Ordering::SeqCst);
+        Ok::<_, Infallible>(http_body::Frame::data(Bytes::from_static(&[b' '; 1 << 10])))
+    });
+    let post = || Request::post("/v1/chat/completions").header("authorization", "Bearer wrong");
+    let response = rig.send(post().body(Box::pin(http_body_util::StreamBody::new(endless))).unwrap()).await;
     assert_eq!(
         (response.status().as_u16(), &response.headers()["www-authenticate"]),
         (401, &"Bearer".parse().unwrap())
     );
     assert_eq!(error_of(&whole(response).await.1)["code"], "invalid_api_key");
-    assert!(!read.load(Ordering::SeqCst));
+    let taken = taken.load(Ordering::SeqCst);
+    assert!((config::DISCARD_BYTES..=config::DISCARD_BYTES + (2 << 10)).contains(&taken), "{taken}");
+    // One that never sends its body is not waited for.
+    let began = tokio::time::Instant::now();
+    let never = stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>();
+    let response = rig.send(post().body(Box::pin(http_body_util::StreamBody::new(never))).unwrap()).await;
+    assert_eq!((response.status().as_u16(), began.elapsed()), (401, config::DISCARD_TIME));
     assert_eq!(rig.send(get("/v1/models")).await.status(), 401);
 }
 

@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iop_edge_core::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults, Strategy};
-use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig, ResponseModel};
-use iop_edge_core::token::{TokenHash, TokenId};
+use iop_edge_core::openai::{AllowedModels, AllowedOrigins, ApiKeyRecord, ApiKeys, OpenAiConfig, ResponseModel};
+use iop_edge_core::rate_limit::KeyLimits;
+use iop_edge_core::token::{TokenHash, TokenId, TokenSecrets};
 use iop_execution::{AdapterKey, ModelName, NodeId, Principal, ProviderId, Target};
 use iop_wire::{CancelPolicy, ProviderConfig, WireMode, WorkloadIdentity, WorkloadRole};
 
 use super::{
-    CancelPolicyConfig, LoadedEdge, ModelRecord, NodeRecord, ProviderCredentialRecord, ProviderRecord, QueueConfig,
-    ResponseModelConfig, StrategyConfig, WireConfig,
+    CancelPolicyConfig, KeyLimitsConfig, LoadedEdge, ModelRecord, NodeRecord, PreviousSecret, ProviderCredentialRecord,
+    ProviderRecord, QueueConfig, ResponseModelConfig, StrategyConfig, WireConfig,
 };
 use crate::config::secret::resolve_hash;
+use crate::config::time::Timestamp;
 use crate::exit::Failure;
 
 /// A config that passed its check fails here only when a file changed since, or a name is too long.
@@ -88,6 +90,20 @@ impl ProviderRecord {
 }
 
 impl LoadedEdge {
+    /// What opens a token, as config says it.
+    fn secrets(
+        &self,
+        hash: &str,
+        expires_at: Option<Timestamp>,
+        previous: Option<&PreviousSecret>,
+    ) -> Result<TokenSecrets, String> {
+        let secrets = TokenSecrets::new(resolve_hash(self.base(), hash)?).expiring(expires_at.map(|at| at.0));
+        Ok(match previous {
+            Some(previous) => secrets.with_previous(resolve_hash(self.base(), &previous.hash)?, previous.expires_at.0),
+            None => secrets,
+        })
+    }
+
     fn node(&self, node: &NodeRecord) -> Result<NodeEntry, Failure> {
         let bad = |error: &dyn std::fmt::Display| unusable(&format!("node {}", node.id), error);
         let mut providers = Vec::new();
@@ -96,12 +112,18 @@ impl LoadedEdge {
             entry.enabled = provider.enabled;
             providers.push(entry);
         }
-        let mut entry = NodeEntry::new(
-            NodeId::new(&node.id).map_err(|error| bad(&error))?,
-            node.token_id.as_ref().map(|id| TokenId::parse(id).ok_or_else(|| bad(&"no token id"))).transpose()?,
-            resolve_hash(self.base(), &node.token_hash).map_err(|error| bad(&error))?,
-            providers,
-        );
+        let token = node.token_hash.as_ref().map(|hash| {
+            let (end, previous) = (node.token_expires_at, node.previous_token.as_ref());
+            self.secrets(hash, end, previous).map_err(|error| bad(&error))
+        });
+        let token = token.transpose()?;
+        let id = NodeId::new(&node.id).map_err(|error| bad(&error))?;
+        let token_id =
+            node.token_id.as_ref().map(|id| TokenId::parse(id).ok_or_else(|| bad(&"no token id"))).transpose()?;
+        let mut entry = match token {
+            Some(token) => NodeEntry::new(id, token_id, token, providers),
+            None => NodeEntry::without_token(id, providers),
+        };
         entry.enabled = node.enabled;
         let given: Result<Vec<_>, _> = node.identities.iter().map(|text| WorkloadIdentity::parse(text)).collect();
         entry.identities = given.map_err(|error| bad(&error))?;
@@ -175,7 +197,7 @@ impl LoadedEdge {
     /// [`Failure`] with exit code 2.
     pub fn api_keys(&self) -> Result<ApiKeys, Failure> {
         let records = &self.config.auth.api_keys;
-        if records.is_empty() {
+        if self.config.auth.is_open() {
             return Ok(ApiKeys::open());
         }
         let mut keys = Vec::new();
@@ -189,9 +211,16 @@ impl LoadedEdge {
             };
             let principal =
                 Principal::new(record.principal.as_ref().unwrap_or(&record.id)).map_err(|error| bad(&error))?;
-            let hash = resolve_hash(self.base(), &record.hash).map_err(|error| bad(&error))?;
+            let secrets = self.secrets(&record.hash, record.expires_at, record.previous.as_ref());
+            let secrets = secrets.map_err(|error| bad(&error))?;
             let id = TokenId::parse(&record.id).ok_or_else(|| bad(&"no key id"))?;
-            keys.push(ApiKeyRecord::new(id, hash, principal, models).with_priority(record.priority));
+            let KeyLimitsConfig { requests_per_minute, tokens_per_minute, concurrent } = record.limits;
+            keys.push(
+                ApiKeyRecord::new(id, secrets, principal, models)
+                    .with_priority(record.priority)
+                    .with_max_priority(record.max_priority.unwrap_or(record.priority))
+                    .with_limits(KeyLimits::new(requests_per_minute, tokens_per_minute, concurrent)),
+            );
         }
         ApiKeys::records(keys).map_err(|error| unusable("API keys", error))
     }
@@ -209,6 +238,8 @@ impl LoadedEdge {
                 ResponseModelConfig::Target => ResponseModel::Target,
             })
             .with_request_deadline(Some(deadline));
+        let origins = AllowedOrigins::new(&self.config.cors.allowed_origins);
+        openai.cors = origins.map_err(|error| unusable("cors", error))?;
         openai.max_extra_attempts = self.config.recovery.max_extra_attempts;
         openai.keepalive_after = Duration::from_millis(self.config.recovery.keepalive_after_ms);
         openai.max_body_bytes = usize::try_from(self.config.limits.request_body_bytes).unwrap_or(usize::MAX);

@@ -7,9 +7,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use iop_adapters::http::{InvalidOrigin, Origin};
+use iop_edge_core::openai::AllowedOrigins;
 use iop_execution::StallTimeout;
 use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
 
+use super::records::{API_KEYS, Files, Form, NODE_TOKENS, RecordFile};
 use super::table::{MIN_PROBE_MS, MIN_STALL_MS, MIN_SUSPICION_WITHDRAW_MS};
 use super::{ADMIN_PORT, Listener, NODES_PORT, OPENAI_PORT};
 use crate::config::exposure::{Exposed, Protection, exposed, is_loopback};
@@ -18,17 +20,23 @@ use crate::config::secret::{resolve_hash, resolve_path};
 use crate::config::tree::{Tree, Value};
 use crate::tls;
 
-pub(super) fn cross(tree: &Tree, base: &Path, problems: &mut Problems) {
-    let providers = nodes(tree, base, problems);
-    models(tree, &providers, problems);
-    keys(tree, base, problems);
+pub(super) fn cross(tree: &Tree, files: &Files, base: &Path, problems: &mut Problems) {
+    let providers = nodes(tree, files, base, problems);
+    models(tree, files, &providers, problems);
+    keys(tree, files, base, problems);
     admin(tree, base, problems);
-    super::credentials::check(tree, base, problems);
+    super::credentials::check(&files.grafted(tree), base, problems);
     health(tree, problems);
     recovery(tree, problems);
     tls_files(tree, base, problems);
     identities(tree, problems);
-    listeners(tree, problems);
+    cors(tree, problems);
+    listeners(tree, files, problems);
+}
+
+/// The records of a file.
+fn listed<'a>(file: Option<&'a RecordFile>, form: &'static Form) -> &'a [Tree] {
+    file.map(|file| file.tree.list(form.list)).unwrap_or_default()
 }
 
 /// Names that must be unique, and where each was first.
@@ -63,7 +71,72 @@ impl<'a> Unique<'a> {
     }
 }
 
-fn nodes<'a>(tree: &'a Tree, base: &Path, problems: &mut Problems) -> Unique<'a> {
+/// Tokens of the file: whose they are, and that nobody has two.
+fn node_tokens<'a>(
+    tree: &'a Tree,
+    file: &'a RecordFile,
+    (tokens, hashes): (&mut Unique<'a>, &mut Unique<'a>),
+    base: &Path,
+    problems: &mut Problems,
+) {
+    let mut own = Problems::of(file.path.display().to_string());
+    let known: Vec<_> = tree.list("nodes").iter().filter_map(|node| node.text("id")).map(|(id, _)| id).collect();
+    let mut owners = Unique::default();
+    for record in file.tree.list(NODE_TOKENS.list) {
+        if let Some((node, at)) = record.text("node") {
+            owners.add("token of node", node, at, &mut own);
+            if !known.contains(&node) {
+                let message = format!("edge.yaml has no node `{}`: its token opens nothing", node.escape_debug());
+                own.warning(at, message, did_you_mean(node, &known));
+            }
+            let stands = tree.list("nodes").iter().find(|known| known.text("id").is_some_and(|(id, _)| id == node));
+            if let Some((_, elsewhere)) = stands.and_then(|node| node.text("token_hash")) {
+                let message = format!("node `{}` has a token in edge.yaml, too", node.escape_debug());
+                own.error(at, message, Some(format!("take `token_hash` out of line {} there", elsewhere.line)));
+            }
+        }
+        if let Some((id, at)) = record.text("token_id") {
+            tokens.add("token id", id, at, &mut own);
+        }
+        if let Some((hash, at)) = record.text("token_hash") {
+            hashes.add("token hash", hash, at, &mut own);
+            hash_file(hash, at, base, &mut own);
+        }
+        previous(record.get("previous"), base, &mut own);
+    }
+    problems.absorb(&own, file.at);
+}
+
+/// A Node without a token can't connect.
+fn has_token(node: &Tree, files: &Files, problems: &mut Problems) {
+    let Some((id, at)) = node.text("id") else { return };
+    if node.get("token_hash").is_some() {
+        return;
+    }
+    match &files.node_tokens {
+        Some(file) => {
+            let mut records = file.tree.list(NODE_TOKENS.list).iter();
+            if !records.any(|record| record.text("node").is_some_and(|(of, _)| of == id)) {
+                let message = format!("node `{}` has no token: it can't connect", id.escape_debug());
+                problems.warning(at, message, Some(format!("iop token new {id}")));
+            }
+        }
+        None => problems.error(
+            node.at,
+            "a node needs the key `token_hash`",
+            Some("token_hash: `sha256:` of the token's secret part, from `iop-edge hash --new node`".to_owned()),
+        ),
+    }
+}
+
+/// A secret from before a rotation.
+fn previous(record: Option<&Tree>, base: &Path, problems: &mut Problems) {
+    if let Some((hash, at)) = record.and_then(|previous| previous.text("hash")) {
+        hash_file(hash, at, base, problems);
+    }
+}
+
+fn nodes<'a>(tree: &'a Tree, files: &'a Files, base: &Path, problems: &mut Problems) -> Unique<'a> {
     let (mut nodes, mut tokens, mut hashes, mut providers) =
         (Unique::default(), Unique::default(), Unique::default(), Unique::default());
     if tree.list("nodes").is_empty() {
@@ -84,6 +157,8 @@ fn nodes<'a>(tree: &'a Tree, base: &Path, problems: &mut Problems) -> Unique<'a>
             hashes.add("token hash", hash, at, problems);
             hash_file(hash, at, base, problems);
         }
+        previous(node.get("previous_token"), base, problems);
+        has_token(node, files, problems);
         let mut adapters = Unique::default();
         for provider in node.list("providers") {
             if let Some((id, at)) = provider.text("id") {
@@ -94,6 +169,9 @@ fn nodes<'a>(tree: &'a Tree, base: &Path, problems: &mut Problems) -> Unique<'a>
             }
             one_provider(provider, problems);
         }
+    }
+    if let Some(file) = &files.node_tokens {
+        node_tokens(tree, file, (&mut tokens, &mut hashes), base, problems);
     }
     providers
 }
@@ -156,7 +234,7 @@ fn timers(provider: &Tree, problems: &mut Problems) {
     }
 }
 
-fn models<'a>(tree: &'a Tree, providers: &Unique<'a>, problems: &mut Problems) {
+fn models<'a>(tree: &'a Tree, files: &'a Files, providers: &Unique<'a>, problems: &mut Problems) {
     let mut names = Unique::default();
     let known = providers.names();
     let mut auto: Option<Position> = None;
@@ -194,16 +272,28 @@ fn models<'a>(tree: &'a Tree, providers: &Unique<'a>, problems: &mut Problems) {
     }
     // What providers list is known only when they are there.
     let explicit = auto.is_none() && tree.get("models").is_some_and(|models| matches!(models.value, Value::List(_)));
+    if !explicit {
+        return;
+    }
     for key in tree.get("auth").map(|auth| auth.list("api_keys")).unwrap_or_default() {
-        for allowed in key.list("models") {
-            if let Value::Text(name) = &allowed.value
-                && explicit
-                && name != "*"
-                && !names.0.contains_key(name.as_str())
-            {
-                let message = format!("no model `{}` is configured", name.escape_debug());
-                problems.error(allowed.at, message, did_you_mean(name, &names.names()));
-            }
+        allowed_models(key, &names, problems);
+    }
+    if let Some(file) = &files.api_keys {
+        let mut own = Problems::of(file.path.display().to_string());
+        file.tree.list(API_KEYS.list).iter().for_each(|key| allowed_models(key, &names, &mut own));
+        problems.absorb(&own, file.at);
+    }
+}
+
+/// Models that a key may use must be there.
+fn allowed_models(key: &Tree, names: &Unique<'_>, problems: &mut Problems) {
+    for allowed in key.list("models") {
+        if let Value::Text(name) = &allowed.value
+            && name != "*"
+            && !names.0.contains_key(name.as_str())
+        {
+            let message = format!("no model `{}` is configured", name.escape_debug());
+            problems.error(allowed.at, message, did_you_mean(name, &names.names()));
         }
     }
 }
@@ -268,16 +358,39 @@ fn recovery(tree: &Tree, problems: &mut Problems) {
     }
 }
 
-fn keys(tree: &Tree, base: &Path, problems: &mut Problems) {
+fn keys(tree: &Tree, files: &Files, base: &Path, problems: &mut Problems) {
     let (mut ids, mut hashes) = (Unique::default(), Unique::default());
-    for key in tree.get("auth").map(|auth| auth.list("api_keys")).unwrap_or_default() {
-        if let Some((id, at)) = key.text("id") {
-            ids.add("API key", id, at, problems);
+    let here = tree.get("auth").map(|auth| auth.list("api_keys")).unwrap_or_default();
+    for key in here {
+        one_key(key, (&mut ids, &mut hashes), base, problems);
+    }
+    if let Some(file) = &files.api_keys {
+        let mut own = Problems::of(file.path.display().to_string());
+        for key in file.tree.list(API_KEYS.list) {
+            one_key(key, (&mut ids, &mut hashes), base, &mut own);
         }
-        if let Some((hash, at)) = key.text("hash") {
-            hashes.add("API key hash", hash, at, problems);
-            hash_file(hash, at, base, problems);
+        problems.absorb(&own, file.at);
+        if here.is_empty() && listed(files.api_keys.as_ref(), &API_KEYS).is_empty() {
+            problems.warning(file.at, "there is no API key: nobody may call", Some("iop key new".to_owned()));
         }
+    }
+}
+
+fn one_key<'a>(key: &'a Tree, (ids, hashes): (&mut Unique<'a>, &mut Unique<'a>), base: &Path, problems: &mut Problems) {
+    if let Some((id, at)) = key.text("id") {
+        ids.add("API key", id, at, problems);
+    }
+    if let Some((hash, at)) = key.text("hash") {
+        hashes.add("API key hash", hash, at, problems);
+        hash_file(hash, at, base, problems);
+    }
+    previous(key.get("previous"), base, problems);
+    let usual = key.int("priority").map_or(0, |(usual, _)| usual);
+    if let Some((max, at)) = key.int("max_priority")
+        && max < usual
+    {
+        let message = format!("`max_priority` is lower than the key's own priority ({usual})");
+        problems.error(at, message, Some("set it to that or above, or leave it out".to_owned()));
     }
 }
 
@@ -302,6 +415,15 @@ fn tls_files(tree: &Tree, base: &Path, problems: &mut Problems) {
             && let Err(error) = tls::load_roots(&resolve_path(base, ca))
         {
             problems.error(at, error.to_string(), Some("it must hold the CA of the Nodes' certificates".to_owned()));
+        }
+    }
+}
+
+fn cors(tree: &Tree, problems: &mut Problems) {
+    for item in tree.get("cors").map(|cors| cors.list("allowed_origins")).unwrap_or_default() {
+        let Value::Text(text) = &item.value else { continue };
+        if let Err(error) = AllowedOrigins::new([text]) {
+            problems.error(item.at, format!("`{}`: {error}", text.escape_debug()), None);
         }
     }
 }
@@ -352,8 +474,8 @@ fn identities(tree: &Tree, problems: &mut Problems) {
     }
 }
 
-fn listeners(tree: &Tree, problems: &mut Problems) {
-    let has_keys = tree.get("auth").is_some_and(|auth| !auth.list("api_keys").is_empty());
+fn listeners(tree: &Tree, files: &Files, problems: &mut Problems) {
+    let has_keys = files.api_keys.is_some() || tree.get("auth").is_some_and(|auth| !auth.list("api_keys").is_empty());
     let has_tls = |name: &str| tree.get("tls").is_some_and(|tls| tls.get(name).is_some());
     let mut seen: Vec<(&str, SocketAddr)> = Vec::new();
     for (name, port, auth, tls) in [
@@ -398,7 +520,7 @@ fn fix(name: &str, address: SocketAddr, exposed: Exposed) -> String {
     match (name, exposed) {
         ("openai", Exposed::NoAuth) => {
             format!(
-                "add a key under `auth.api_keys` (`iop-edge hash` makes its hash), or write {}",
+                "add a key under `auth.api_keys` (`iop key new` makes one), or write {}",
                 insecure("insecure_no_auth")
             )
         }

@@ -81,6 +81,7 @@ pub(super) static CREDENTIALS: Object = Object {
         ),
         optional("lease_ttl_ms", Kind::Integer { min: 1000, max: 300_000 }, "how long a lease is valid; default 60000"),
         optional("slots", Kind::List(&Kind::Object(&SLOT)), "keys of providers"),
+        optional("slots_file", Kind::Text, "YAML file with more slots, which `iop slot` writes"),
         optional("profiles", Kind::List(&Kind::Object(&PROFILE)), "how a key is put on a request"),
         optional(
             "routes",
@@ -88,6 +89,11 @@ pub(super) static CREDENTIALS: Object = Object {
             "who may use which slot for which model; the first that fits",
         ),
     ],
+};
+/// The table of `credentials.slots_file`.
+pub(super) static SLOTS_FILE: Object = Object {
+    name: "a file of credential slots",
+    fields: &[required("slots", Kind::List(&Kind::Object(&SLOT)), "keys of providers")],
 };
 /// The table of `credential` of a provider.
 pub(super) static PROVIDER_CREDENTIAL: Object = Object {
@@ -108,8 +114,10 @@ pub struct CredentialsConfig {
     pub previous_issuers: Vec<String>,
     /// How long a lease is valid, in milliseconds.
     pub lease_ttl_ms: u64,
-    /// Keys of providers.
+    /// Keys of providers, those of the file among them.
     pub slots: Vec<SlotRecord>,
+    /// File with slots that `iop slot` writes.
+    pub slots_file: Option<String>,
     /// How they are put on a request.
     pub profiles: Vec<ProfileRecord>,
     /// Who may use them.
@@ -123,6 +131,7 @@ impl Default for CredentialsConfig {
             previous_issuers: Vec::new(),
             lease_ttl_ms: DEFAULT_TTL_MS,
             slots: Vec::new(),
+            slots_file: None,
             profiles: Vec::new(),
             routes: Vec::new(),
         }

@@ -92,6 +92,33 @@ static TLS: Object = Object {
         optional("nodes", Kind::Object(&NODES_TLS), "for the listener of Nodes"),
     ],
 };
+static PREVIOUS: Object = Object {
+    name: "a previous secret",
+    fields: &[
+        required("hash", Kind::Hash, "`sha256:` of the secret before the last rotation"),
+        required("expires_at", Kind::Time, "until when it is accepted beside the new one"),
+    ],
+};
+static KEY_LIMITS: Object = Object {
+    name: "limits of a key",
+    fields: &[
+        optional(
+            "requests_per_minute",
+            Kind::Integer { min: 1, max: u32::MAX as u64 },
+            "requests in any 60 seconds; default none",
+        ),
+        optional(
+            "tokens_per_minute",
+            Kind::Integer { min: 1, max: 1 << 50 },
+            "input and output tokens in any 60 seconds, as providers report them; default none",
+        ),
+        optional(
+            "concurrent",
+            Kind::Integer { min: 1, max: u32::MAX as u64 },
+            "requests at once, waiting ones among them; default none",
+        ),
+    ],
+};
 static API_KEY: Object = Object {
     name: "an API key",
     fields: &[
@@ -104,7 +131,35 @@ static API_KEY: Object = Object {
             Kind::Signed { min: -100, max: 100 },
             "who waits for a place with a higher one goes first; default 0",
         ),
+        optional(
+            "max_priority",
+            Kind::Signed { min: -100, max: 100 },
+            "the highest that a request may ask for by `x-iop-priority`; default: priority",
+        ),
+        optional("limits", Kind::Object(&KEY_LIMITS), "how much it may use; default: no limit"),
+        optional("expires_at", Kind::Time, "from when it is refused; default: never"),
+        optional("previous", Kind::Object(&PREVIOUS), "its secret before the last rotation"),
     ],
+};
+static NODE_TOKEN: Object = Object {
+    name: "a node token",
+    fields: &[
+        required("node", Kind::Text, "id of the Node, as in edge.yaml"),
+        required("token_id", Kind::TokenId, "the 8 characters after `iopn_`"),
+        required("token_hash", Kind::Hash, "`sha256:` of the token's secret part"),
+        optional("expires_at", Kind::Time, "from when it is refused; default: never"),
+        optional("previous", Kind::Object(&PREVIOUS), "its secret before the last rotation"),
+    ],
+};
+/// The table of `auth.api_keys_file`.
+pub(super) static API_KEYS_FILE: Object = Object {
+    name: "a file of API keys",
+    fields: &[required("api_keys", Kind::List(&Kind::Object(&API_KEY)), "keys of clients")],
+};
+/// The table of `auth.node_tokens_file`.
+pub(super) static NODE_TOKENS_FILE: Object = Object {
+    name: "a file of node tokens",
+    fields: &[required("node_tokens", Kind::List(&Kind::Object(&NODE_TOKEN)), "tokens of Nodes")],
 };
 static ADMIN: Object = Object {
     name: "admin",
@@ -150,11 +205,11 @@ const RETRY_ON: &str = "failures before content that another attempt may follow;
                         else; default [busy, draining, disconnected, provider_unreachable, node_suspect, dispatch_unacknowledged]";
 static AUTH: Object = Object {
     name: "auth",
-    fields: &[optional(
-        "api_keys",
-        Kind::List(&Kind::Object(&API_KEY)),
-        "keys of clients; none = open, on loopback only",
-    )],
+    fields: &[
+        optional("api_keys", Kind::List(&Kind::Object(&API_KEY)), "keys of clients; none = open, on loopback only"),
+        optional("api_keys_file", Kind::Text, "YAML file with more keys, which `iop key` writes"),
+        optional("node_tokens_file", Kind::Text, "YAML file with tokens of Nodes, which `iop token` writes"),
+    ],
 };
 static PROVIDER_AUTH: Object = Object {
     name: "auth of a provider",
@@ -228,7 +283,13 @@ static NODE: Object = Object {
     fields: &[
         required("id", Kind::Text, "unique"),
         optional("token_id", Kind::TokenId, "the 8 characters after `iopn_`; the record is found faster with it"),
-        required("token_hash", Kind::Hash, "`sha256:` of the token's secret part, from `iop-edge hash`"),
+        optional(
+            "token_hash",
+            Kind::Hash,
+            "`sha256:` of the token's secret part, from `iop-edge hash`; needed unless auth.node_tokens_file has it",
+        ),
+        optional("token_expires_at", Kind::Time, "from when the token is refused; default: never"),
+        optional("previous_token", Kind::Object(&PREVIOUS), "the token's secret before the last rotation"),
         optional(
             "identities",
             Kind::List(&Kind::Text),
@@ -297,6 +358,14 @@ static QUEUE: Object = Object {
         ),
     ],
 };
+static CORS: Object = Object {
+    name: "cors",
+    fields: &[optional(
+        "allowed_origins",
+        Kind::List(&Kind::Text),
+        "origins whose web pages may read answers, like https://app.example; `*` = all; default: none",
+    )],
+};
 static LIMITS: Object = Object {
     name: "limits",
     fields: &[
@@ -355,6 +424,7 @@ pub static EDGE: Object = Object {
             Kind::Choice(&["requested", "target"]),
             "name of the model in answers; default requested",
         ),
+        optional("cors", Kind::Object(&CORS), "web pages of other origins"),
         optional("limits", Kind::Object(&LIMITS), "limits of the OpenAI listener"),
         optional("link", Kind::Object(&LINK), "connections of Nodes"),
         optional("observability", Kind::Object(&OBSERVABILITY), "logs"),

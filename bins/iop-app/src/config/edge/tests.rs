@@ -276,6 +276,7 @@ fn sample_of(kind: &Kind) -> serde_json::Value {
         Kind::List(inner) => vec![sample_of(inner)].into(),
         Kind::Reference | Kind::Secret => "env:A".into(),
         Kind::Text => "x".into(),
+        Kind::Time => "2026-12-01T00:00:00Z".into(),
         Kind::TokenId => "a1b2c3d4".into(),
     }
 }
@@ -337,8 +338,8 @@ fn the_schema_closes_every_object_and_describes_every_key() {
     walk(&schema, &mut objects);
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(
-        objects, 27,
-        "root, listen and 3 listeners, tls and 2 pairs, auth, key, credentials with slot, profile and route, node, provider and its auth and credential, model, candidate, admin, health, recovery, and 4 more"
+        objects, 31,
+        "root, listen and 3 listeners, tls and 2 pairs, auth, key with its limits and old secret, credentials with slot, profile and route, node and its old secret, provider and its auth and credential, model, candidate, admin, health, recovery, and 5 more"
     );
 }
 

@@ -12,7 +12,7 @@ use crate::config::secret::{SecretReference, resolve_path};
 use crate::config::tree::{Tree, Value};
 
 /// How a key that signs is made.
-const NEW_KEY: &str = "openssl genpkey -algorithm ed25519 -out lease-issuer.pem && chmod 600 lease-issuer.pem";
+const NEW_KEY: &str = "iop lease issuer-key new --out lease-issuer.pem";
 
 pub(in crate::config::edge) fn check(tree: &Tree, base: &Path, problems: &mut Problems) {
     let credentials = tree.get("credentials");

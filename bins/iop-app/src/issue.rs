@@ -1,0 +1,150 @@
+//! Decides how keys, tokens and credential slots are made, listed, rotated and taken back (BIN-3, CRD-11, CRD-12).
+//!
+//! Config is files, so these commands change files: those that `edge.yaml` names for it, and nothing that a person
+//! wrote. Every change is checked with the whole config before it is written, and a running Edge is told to read it.
+
+use std::path::{Path, PathBuf};
+
+use http::Method;
+use serde::Serialize;
+
+use crate::admin::view::ReloadView;
+use crate::config::edge::records::{Form, Reading};
+use crate::config::tree::Tree;
+use crate::config::{EdgeConfig, LoadedEdge, Problems};
+use crate::exit::Failure;
+use crate::files::{self, Readers};
+use crate::operate::client::{AdminClient, AdminOptions, CallError, DEFAULT_ADMIN, KEY_FILE, KEY_VARIABLE};
+use crate::term::{note, say};
+
+pub mod key;
+pub mod lease;
+pub mod record;
+pub mod slot;
+#[cfg(test)]
+mod tests;
+pub mod token;
+
+/// Which config is changed, and how a running Edge is told.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Target {
+    /// The Edge's config file
+    #[arg(long, short, env = "IOP_EDGE_CONFIG", default_value = "edge.yaml", value_name = "FILE", display_order = 799)]
+    pub config: PathBuf,
+    /// Don't tell a running Edge: it takes the change with its next reload
+    #[arg(long, display_order = 803)]
+    pub no_reload: bool,
+    /// Where the Edge is
+    #[command(flatten)]
+    pub edge: AdminOptions,
+}
+
+/// What a running Edge made of a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// It is in force.
+    InForce {
+        /// Revision of the config.
+        revision: u64,
+    },
+    /// It is written, and nobody was told.
+    Written {
+        /// Why, and what to do.
+        next: String,
+    },
+    /// It is not written: `edge.yaml` names no file for it.
+    Shown,
+}
+
+impl Target {
+    /// The config as it is. Warnings are not told: this is not what was asked.
+    fn load(&self) -> Result<LoadedEdge, Failure> {
+        self.load_with(None)
+    }
+
+    fn load_with(&self, draft: Option<(&Path, &str)>) -> Result<LoadedEdge, Failure> {
+        let (loaded, problems) = EdgeConfig::load_with(&self.config, Reading { draft, missing_is_empty: true });
+        loaded.ok_or_else(|| unusable(&problems))
+    }
+
+    /// The file that `edge.yaml` names for these records.
+    fn file(&self, form: &'static Form) -> Result<Option<PathBuf>, Failure> {
+        let failed = |message: String| {
+            Failure::usage(format!("{}: {message}", self.config.display()))
+                .hint("name it with --config FILE; `iop init` writes one to start from")
+        };
+        let text = crate::config::edge::read(&self.config).map_err(failed)?;
+        let mut problems = Problems::of(self.config.display().to_string());
+        let tree = Tree::parse(&text, &mut problems).ok_or_else(|| unusable(&problems))?;
+        let base = self.config.parent().unwrap_or(Path::new(""));
+        Ok(form.path(&tree, base).map(|(path, _)| path))
+    }
+
+    /// Tells a running Edge to read its config again.
+    async fn reload(&self, loaded: &LoadedEdge) -> Result<Effect, Failure> {
+        let later = |next: &str| Ok(Effect::Written { next: next.to_owned() });
+        if self.no_reload {
+            return later("a running Edge takes it with `iop reload` or SIGHUP");
+        }
+        let mut options = self.edge.clone();
+        if options.admin == DEFAULT_ADMIN {
+            options.admin = loaded.config.listen.admin.address.to_string();
+        }
+        let beside = loaded.base().join(KEY_FILE);
+        if options.key_file.is_none() && std::env::var_os(KEY_VARIABLE).is_none() {
+            if !beside.exists() {
+                return later(
+                    "there is no admin key here to tell a running Edge: `iop reload --key-file FILE`, or SIGHUP",
+                );
+            }
+            options.key_file = Some(beside);
+        }
+        let client = AdminClient::new(&options)?;
+        match client.ask::<ReloadView>(Method::POST, "reload").await {
+            Ok(view) => Ok(Effect::InForce { revision: view.revision }),
+            Err(CallError::Failed(_)) => later("no Edge answers: it is in force when iop-edge starts"),
+            Err(refused) => {
+                let failure = client.failure(refused);
+                let message = format!("it is written, but the running Edge did not take it: {}", failure.message);
+                Err(Failure { message, ..failure })
+            }
+        }
+    }
+}
+
+fn unusable(problems: &Problems) -> Failure {
+    note(problems.to_string().trim_end());
+    Failure::usage(format!("{}: {}", problems.file(), problems.summary()))
+}
+
+/// Writes records, once the whole config is known to be usable with them, and tells a running Edge.
+async fn put(target: &Target, form: &'static Form, file: &Path, lines: &[String]) -> Result<Effect, Failure> {
+    let text = record::file_text(form, lines);
+    let loaded = target.load_with(Some((file, &text)))?;
+    files::replace(file, &text, Readers::Owner)
+        .map_err(|error| Failure::fatal(format!("can't write {}: {error}; nothing was changed", file.display())))?;
+    target.reload(&loaded).await
+}
+
+/// What is written, for people.
+fn told(effect: &Effect, file: Option<&Path>) -> String {
+    let written = file.map(|file| format!("written to {}", file.display())).unwrap_or_default();
+    match effect {
+        Effect::InForce { revision } => format!("{written}; in force (config revision {revision})"),
+        Effect::Written { next } => format!("{written}; {next}"),
+        Effect::Shown => String::new(),
+    }
+}
+
+/// One thing as JSON.
+fn say_json(value: &impl Serialize) {
+    // Texts, numbers and lists always serialise.
+    say(serde_json::to_string(value).unwrap_or_default());
+}
+
+/// What to do with a record that stands in `edge.yaml` itself.
+fn by_hand(what: &str, form: &'static Form, config: &Path) -> Failure {
+    Failure::usage(format!("{what} stands in {} itself, which no command edits", config.display()))
+        .hint(format!("change it there, or move it to a file that `auth.{}` names; then `iop reload`", form.key))
+}

@@ -1,0 +1,159 @@
+//! Decides what `iop lease` does: the keys that sign credential leases, and what leases there were.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use iop_credential_lease::TrustedIssuers;
+use iop_edge_core::catalog::IssuerKey;
+use serde::Serialize;
+
+use super::{Target, say_json};
+use crate::config::LoadedEdge;
+use crate::config::edge::credentials::{SlotStatusConfig, public_key_text, resolve_public_key};
+use crate::exit::Failure;
+use crate::term::{Cell, Paint, columns, has_colours, note, say};
+
+/// Commands for credential leases.
+#[derive(Debug, Subcommand)]
+pub enum LeaseCommand {
+    /// Show who signs leases, whom Nodes trust, and what may be lent
+    Status {
+        /// The config
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Make keys that sign leases
+    #[command(subcommand)]
+    IssuerKey(IssuerKeyCommand),
+}
+
+/// Commands for keys that sign leases.
+#[derive(Debug, Subcommand)]
+pub enum IssuerKeyCommand {
+    /// Make a key in a new file, for this user only
+    New {
+        /// The file
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the id and the public half of a key
+    Show {
+        /// The file
+        file: PathBuf,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct Key {
+    key_id: String,
+    public_key: String,
+    role: &'static str,
+}
+
+/// Does it.
+///
+/// # Errors
+/// [`Failure`] with the next step.
+pub fn run(command: LeaseCommand) -> Result<(), Failure> {
+    match command {
+        LeaseCommand::Status { target } => status(&target),
+        LeaseCommand::IssuerKey(IssuerKeyCommand::New { out, json }) => {
+            let failed =
+                |error| Failure::usage(format!("{}: {error}", out.display())).hint("--out FILE writes a new file");
+            if let Some(directory) = out.parent() {
+                std::fs::create_dir_all(directory)
+                    .map_err(|error| Failure::fatal(format!("can't make {}: {error}", directory.display())))?;
+            }
+            let key = IssuerKey::create(&out).map_err(failed)?;
+            show(&key, json);
+            if !json {
+                note(format!(
+                    "in {0}, for this user only. In edge.yaml:\n  credentials: {{ issuer_key: {0} }}\n\
+                     To replace a key without a failed request: name the new one as `issuer_key` and the old one under\n\
+                     `previous_issuers: [\"file:OLD.pem\"]`, `iop reload`, and take the old one out an hour later.",
+                    out.display()
+                ));
+            }
+            Ok(())
+        }
+        LeaseCommand::IssuerKey(IssuerKeyCommand::Show { file, json }) => {
+            let failed = |error| Failure::usage(format!("{}: {error}", file.display()));
+            show(&IssuerKey::load(&file).map_err(failed)?, json);
+            Ok(())
+        }
+    }
+}
+
+fn show(key: &IssuerKey, json: bool) {
+    let (key_id, public_key) = (key.id().to_string(), public_key_text(&key.public_bytes()));
+    if json {
+        say_json(&Key { key_id, public_key, role: "issuer" });
+    } else {
+        say(format!("key id      {key_id}\npublic key  {public_key}"));
+    }
+}
+
+/// Every key that Nodes are told to trust, the one that signs first.
+fn keys(loaded: &LoadedEdge) -> Result<Vec<Key>, Failure> {
+    let credentials = &loaded.config.credentials;
+    let mut keys = Vec::new();
+    if let Some(path) = &credentials.issuer_key {
+        let path = loaded.base().join(path);
+        let key = IssuerKey::load(&path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+        let (key_id, public_key) = (key.id().to_string(), public_key_text(&key.public_bytes()));
+        keys.push(Key { key_id, public_key, role: "signs" });
+    }
+    for text in &credentials.previous_issuers {
+        let public = resolve_public_key(loaded.base(), text).map_err(Failure::usage)?;
+        let trusted = TrustedIssuers::new([public]).map_err(|error| Failure::usage(error.to_string()))?;
+        let key_id = trusted.ids().next().map(|id| id.to_string()).unwrap_or_default();
+        keys.push(Key { key_id, public_key: public_key_text(&public), role: "trusted" });
+    }
+    Ok(keys)
+}
+
+fn status(target: &Target) -> Result<(), Failure> {
+    let loaded = target.load()?;
+    let credentials = &loaded.config.credentials;
+    let keys = keys(&loaded)?;
+    let count = |status| credentials.slots.iter().filter(|slot| slot.status == status).count();
+    let counts = [SlotStatusConfig::Enabled, SlotStatusConfig::Disabled, SlotStatusConfig::Revoked].map(count);
+    let [enabled, disabled, revoked] = counts;
+    let providers = loaded.config.nodes.iter().flat_map(|node| &node.providers);
+    let managed = providers.filter(|provider| provider.credential.is_some()).count();
+    if target.edge.json {
+        say_json(&serde_json::json!({
+            "issuers": keys,
+            "lease_ttl_ms": credentials.lease_ttl_ms,
+            "slots": { "enabled": enabled, "disabled": disabled, "revoked": revoked },
+            "routes": credentials.routes.len(),
+            "managed_providers": managed,
+        }));
+        return Ok(());
+    }
+    if keys.is_empty() {
+        say("no issuer key: no lease can be signed. `iop lease issuer-key new --out keys/lease-issuer.pem` makes one");
+        return Ok(());
+    }
+    let rows: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            let paint = if key.role == "signs" { Paint::Good } else { Paint::Dim };
+            vec![Cell::plain(&key.key_id), Cell::painted(key.role, paint), Cell::plain(&key.public_key)]
+        })
+        .collect();
+    say(columns(&["ISSUER KEY", "ROLE", "PUBLIC KEY"], &rows, has_colours()).trim_end());
+    let slots = format!("{enabled} enabled, {disabled} disabled, {revoked} revoked");
+    say(format!(
+        "\nslots      {slots}\nroutes     {}\nproviders  {managed} with a credential\nlease      valid for {} s",
+        credentials.routes.len(),
+        credentials.lease_ttl_ms / 1000
+    ));
+    Ok(())
+}

@@ -1,0 +1,230 @@
+use iop_edge_core::token::{Token, TokenKind};
+
+use super::key::KeyCommand;
+use super::lease::LeaseCommand;
+use super::slot::SlotCommand;
+use super::token::TokenCommand;
+use super::*;
+use crate::config::edge::credentials::SlotStatusConfig;
+use crate::exit::Exit;
+use crate::testdir::TestDir;
+
+/// An Edge with one Node, whose keys and tokens are in files that are not there yet.
+fn written(dir: &TestDir, auth: &str) -> PathBuf {
+    let text = format!(
+        "auth: {{ {auth} }}\nnodes: [ {{ id: gpu-1, providers: [ {{ id: p, kind: demo }} ] }} ]\nmodels: auto\n"
+    );
+    dir.write("edge.yaml", &text)
+}
+
+const FILES: &str = "api_keys_file: keys.yaml, node_tokens_file: tokens.yaml";
+
+#[derive(Debug, clap::Parser)]
+struct Line {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    #[command(subcommand)]
+    Key(KeyCommand),
+    #[command(subcommand)]
+    Token(TokenCommand),
+    #[command(subcommand)]
+    Slot(SlotCommand),
+    #[command(subcommand)]
+    Lease(LeaseCommand),
+}
+
+/// Runs it as it is typed.
+async fn typed(config: &Path, line: &str) -> Result<(), Failure> {
+    let mut words: Vec<String> = std::iter::once("iop").chain(line.split(' ')).map(str::to_owned).collect();
+    words.extend(["--no-reload".to_owned(), "--config".to_owned(), config.display().to_string()]);
+    match <Line as clap::Parser>::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).command {
+        Command::Key(command) => key::run(command).await,
+        Command::Token(command) => token::run(command).await,
+        Command::Slot(command) => slot::run(command).await,
+        Command::Lease(command) => lease::run(command),
+    }
+}
+
+fn loaded(config: &Path) -> LoadedEdge {
+    let (loaded, problems) = EdgeConfig::load(config);
+    loaded.unwrap_or_else(|| panic!("{problems}"))
+}
+
+fn text(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[tokio::test]
+async fn a_key_is_made_rotated_and_revoked_in_the_file_that_edge_yaml_names() {
+    // BIN-3, CRD-12
+    let dir = TestDir::new();
+    let (config, keys) = (written(&dir, FILES), dir.path().join("keys.yaml"));
+    let line = "key new --principal team-a --model m --model n --priority -1 --max-priority 5 --rpm 60 --tpm 90000 --concurrent 4 --expires 2099-01-31T00:00:00Z";
+    typed(&config, line).await.unwrap();
+    typed(&config, "key new").await.unwrap();
+    typed(&config, "token new gpu-1").await.unwrap();
+    let before = loaded(&config).config.auth.api_keys;
+    assert_eq!(before.len(), 2);
+    let record = &before[0];
+    assert_eq!((record.principal.as_deref(), &*record.models), (Some("team-a"), &["m".to_owned(), "n".to_owned()][..]));
+    assert_eq!((record.priority, record.max_priority, record.limits.tokens_per_minute), (-1, Some(5), 90_000));
+    assert_eq!(record.expires_at.map(|at| at.to_string()).as_deref(), Some("2099-01-31T00:00:00Z"));
+    assert!(text(&keys).starts_with("# Written by `iop key`"), "{}", text(&keys));
+    assert!(!text(&keys).contains("iopk_"), "hashes only");
+    #[cfg(unix)]
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&keys).unwrap()) & 0o777, 0o600);
+
+    typed(&config, &format!("key rotate {} --overlap 2h", record.id)).await.unwrap();
+    let rotated = loaded(&config).config.auth.api_keys[0].clone();
+    assert!(rotated.hash != record.hash && rotated.id == record.id);
+    let previous = rotated.previous.clone().unwrap();
+    assert_eq!(previous.hash, record.hash);
+    let left = previous.expires_at.0 - crate::config::time::Timestamp::now().0;
+    assert!((7_190..=7_200).contains(&left), "{left}");
+    assert_eq!((&rotated.models, rotated.limits), (&record.models, record.limits), "the rest stays");
+    typed(&config, &format!("key rotate iopk_{} --overlap 0", record.id)).await.unwrap();
+    assert!(loaded(&config).config.auth.api_keys[0].previous.is_none());
+
+    typed(&config, "key list").await.unwrap();
+    for key in before {
+        typed(&config, &format!("key revoke {}", key.id)).await.unwrap();
+    }
+    assert!(loaded(&config).config.auth.api_keys.is_empty());
+    assert!(!loaded(&config).api_keys().unwrap().is_open(), "no key is not an open door");
+    let failure = typed(&config, "key revoke a1b2c3d4").await.unwrap_err();
+    assert!(failure.exit == Exit::Usage && failure.to_string().contains("`iop key list`"), "{failure}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing else is left there");
+}
+
+#[tokio::test]
+async fn a_nodes_token_is_made_once_rotated_and_revoked() {
+    // BIN-3, CRD-12
+    let dir = TestDir::new();
+    let (config, out) = (written(&dir, FILES), dir.path().join("gpu-1.token"));
+    typed(&config, "key new").await.unwrap();
+    let to = out.display();
+    typed(&config, &format!("token new gpu-1 --out {to}")).await.unwrap();
+    let token = Token::parse(TokenKind::Node, text(&out).trim()).unwrap();
+    let node = || loaded(&config).config.nodes[0].clone();
+    assert_eq!(node().token_hash, Some(token.hash().to_string()));
+    for (line, words) in [
+        ("token new gpu-1", "`iop token rotate gpu-1`"),
+        ("token new gpu-2", "did you mean `gpu-1`?"),
+        ("token rotate gpu-2", "did you mean `gpu-1`?"),
+        (&*format!("token rotate gpu-1 --out {to}"), "is there already; nothing was changed"),
+    ] {
+        let failure = typed(&config, line).await.unwrap_err();
+        assert!(failure.exit == Exit::Usage && failure.to_string().contains(words), "{line}: {failure}");
+    }
+    assert_eq!(node().token_hash, Some(token.hash().to_string()), "nothing was changed");
+
+    let second = dir.path().join("second.token");
+    typed(&config, &format!("token rotate gpu-1 --out {}", second.display())).await.unwrap();
+    let new = Token::parse(TokenKind::Node, text(&second).trim()).unwrap();
+    assert_eq!(new.id(), token.id());
+    let secrets = loaded(&config).catalog(0, 1).unwrap().nodes()[0].token.unwrap();
+    let now = crate::config::time::Timestamp::now().0;
+    for (token, at, good) in [(&token, now, true), (&token, now + 86_500, false), (&new, now + 86_500, true)] {
+        assert_eq!(secrets.check(token, at) == iop_edge_core::token::TokenProof::Accepted, good);
+    }
+    typed(&config, "token list").await.unwrap();
+    typed(&config, "token revoke gpu-1").await.unwrap();
+    assert_eq!(node().token_hash, None);
+    let failure = typed(&config, "token revoke gpu-1").await.unwrap_err();
+    assert!(failure.to_string().contains("iop token new gpu-1"), "{failure}");
+}
+
+#[tokio::test]
+async fn what_a_person_wrote_is_never_edited() {
+    // BIN-3
+    let dir = TestDir::new();
+    let (key, token) = (Token::generate(TokenKind::ApiKey).unwrap(), Token::generate(TokenKind::Node).unwrap());
+    let yaml = format!(
+        "auth: {{ api_keys: [ {{ id: {}, hash: \"{}\" }} ] }}\nnodes:\n  - {{ id: gpu-1, token_hash: \"{}\" }} # mine\n",
+        key.id().as_str(),
+        key.hash(),
+        token.hash()
+    );
+    let config = dir.write("edge.yaml", &yaml);
+    typed(&config, "key new").await.unwrap();
+    typed(&config, "token new gpu-1").await.unwrap();
+    for line in [
+        format!("key rotate {}", key.id().as_str()),
+        format!("key revoke {}", key.id().as_str()),
+        "token rotate gpu-1".to_owned(),
+    ] {
+        let failure = typed(&config, &line).await.unwrap_err().to_string();
+        assert!(failure.contains("itself, which no command edits") && failure.contains("_file` names"), "{failure}");
+    }
+    assert_eq!((text(&config), std::fs::read_dir(dir.path()).unwrap().count()), (yaml, 1));
+}
+
+#[tokio::test]
+async fn a_change_that_the_config_does_not_allow_is_not_written() {
+    // CFG-2
+    let dir = TestDir::new();
+    let config = written(&dir, FILES);
+    typed(&config, "key new").await.unwrap();
+    let keys = text(&dir.path().join("keys.yaml"));
+    let explicit = text(&config).replace("models: auto", "models: [ { name: m, candidates: [ { provider: p } ] } ]");
+    std::fs::write(&config, explicit).unwrap();
+    let failure = typed(&config, "key new --model mm").await.unwrap_err();
+    assert!(failure.exit == Exit::Usage && failure.message.contains("edge.yaml"), "{failure}");
+    assert_eq!(text(&dir.path().join("keys.yaml")), keys);
+    typed(&config, "key new --model m").await.unwrap();
+    let none = typed(&dir.path().join("none.yaml"), "key list").await.unwrap_err();
+    assert!(none.exit == Exit::Usage, "{none}");
+}
+
+#[tokio::test]
+async fn a_slot_is_made_disabled_rotated_and_revoked_for_ever() {
+    // BIN-3, CRD-11
+    let dir = TestDir::new();
+    let config = written(&dir, FILES);
+    for line in ["key new", "token new gpu-1"] {
+        typed(&config, line).await.unwrap();
+    }
+    let failure = typed(&config, "slot new main --secret env:A").await.unwrap_err();
+    assert!(failure.to_string().contains("slots_file: slots.yaml"), "{failure}");
+    let issuer = dir.path().join("keys/issuer.pem");
+    iop_edge_core::catalog::IssuerKey::create({
+        std::fs::create_dir_all(dir.path().join("keys")).unwrap();
+        &issuer
+    })
+    .unwrap();
+    let credentials = "credentials: { issuer_key: keys/issuer.pem, slots_file: slots.yaml }\n";
+    std::fs::write(&config, text(&config) + credentials).unwrap();
+    dir.write("acme.key", "sk-1\n");
+    typed(&config, "slot new main --secret file:acme.key").await.unwrap();
+    let slot = || loaded(&config).config.credentials.slots[0].clone();
+    assert_eq!((slot().secret.as_str(), slot().revision), ("file:acme.key", 1));
+    typed(&config, "slot disable main").await.unwrap();
+    typed(&config, "slot rotate main --in-place").await.unwrap();
+    assert_eq!((slot().revision, slot().status), (2, SlotStatusConfig::Disabled));
+    typed(&config, "slot enable main").await.unwrap();
+    for line in ["slot list", "lease status"] {
+        typed(&config, line).await.unwrap();
+    }
+    for (line, words) in [
+        ("slot new main --secret env:A", "`iop slot rotate main`"),
+        ("slot new a/b --secret env:A", "acme-main"),
+        ("slot new b --secret sk-live", "must be `file:PATH`"),
+        ("slot disable other", "`iop slot list`"),
+    ] {
+        let failure = typed(&config, line).await.unwrap_err();
+        assert!(failure.exit == Exit::Usage && failure.to_string().contains(words), "{line}: {failure}");
+        assert!(!failure.to_string().contains("sk-live"), "{failure}");
+    }
+    typed(&config, "slot revoke main").await.unwrap();
+    assert_eq!(slot().status, SlotStatusConfig::Revoked);
+    for line in ["slot enable main", "slot disable main", "slot rotate main"] {
+        let failure = typed(&config, line).await.unwrap_err();
+        assert!(failure.to_string().contains("revoked, for ever"), "{line}: {failure}");
+    }
+    let shown = text(&dir.path().join("slots.yaml"));
+    assert!(shown.contains("status: revoked") && !shown.contains("sk-1"), "{shown}");
+}
