@@ -392,6 +392,7 @@ impl EdgeState {
             stall_timeout_ms: provider.config.response_stall_timeout_ms,
             queued,
             retry_on: model.and_then(|model| model.retry_on).unwrap_or(self.catalog.retry_on()),
+            needs_lease: !matches!(online.bound, Ok(None)),
         };
         let limits = online.limits;
         self.ledger.acquire(lease, limits).ok()?;

@@ -37,6 +37,8 @@ pub(crate) struct Grant {
     pub(crate) queued: Duration,
     /// What its caller may send it again for (REC-5).
     pub(crate) retry_on: RetryOn,
+    /// Its call needs a credential lease.
+    pub(crate) needs_lease: bool,
 }
 
 /// Life of the Nodes, for subscribers (EDG-2).
