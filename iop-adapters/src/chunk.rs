@@ -21,16 +21,18 @@ pub(crate) struct Chunk<'a> {
     pub(crate) error: bool,
     /// Prompt tokens done so far, where the server tells.
     pub(crate) processed: Option<u64>,
-    /// Set when the chunk is an event of the Responses API.
-    pub(crate) response: Option<ResponseEvent>,
+    /// Set when the chunk is an event of another API: Responses, or Anthropic's messages.
+    pub(crate) other: Option<OtherEvent>,
 }
 
-/// What an event of the Responses API says, as far as a tunnel needs to know.
+/// What an event of an API without choices says, as far as a tunnel needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ResponseEvent {
+pub(crate) enum OtherEvent {
     Content,
     Lifecycle,
     Finished,
+    /// Nothing follows it, not even `[DONE]`.
+    Last,
 }
 
 /// One choice of a chunk.
@@ -85,7 +87,7 @@ pub(crate) enum Arguments<'a> {
 pub(crate) fn read(text: &[u8]) -> Scanned<Chunk<'_>> {
     let mut chunk = Chunk::default();
     let mut timings = None;
-    let mut delta_len = None;
+    let mut delta_empty = None;
     let mut scan = Scanner::new(text);
     scan.object(|scan, key| {
         match key {
@@ -96,11 +98,14 @@ pub(crate) fn read(text: &[u8]) -> Scanned<Chunk<'_>> {
             b"type" => {
                 if let Some(kind) = scan.text()?.and_then(|kind| kind.get()) {
                     chunk.error |= matches!(kind.as_ref(), "error" | "response.failed");
-                    chunk.response = response_event(&kind);
+                    chunk.other = response_event(&kind).or_else(|| message_event(&kind));
                 }
             }
-            b"delta" => delta_len = scan.text()?.map(|delta| delta.is_empty()),
-            b"response" => scan.object(|scan, key| {
+            b"delta" => match scan.peek()? {
+                Kind::Object => delta_empty = Some(!block_delta(scan)?),
+                _ => delta_empty = scan.text()?.map(|delta| delta.is_empty()),
+            },
+            b"response" | b"message" => scan.object(|scan, key| {
                 if key == b"usage" {
                     chunk.usage = usage(scan)?.or(chunk.usage);
                     Ok(())
@@ -123,18 +128,43 @@ pub(crate) fn read(text: &[u8]) -> Scanned<Chunk<'_>> {
     })?;
     scan.end()?;
     chunk.usage = chunk.usage.or(timings);
-    if chunk.response == Some(ResponseEvent::Content) && delta_len == Some(true) {
-        chunk.response = Some(ResponseEvent::Lifecycle);
+    if chunk.other == Some(OtherEvent::Content) && delta_empty == Some(true) {
+        chunk.other = Some(OtherEvent::Lifecycle);
     }
     Ok(chunk)
 }
 
-fn response_event(kind: &str) -> Option<ResponseEvent> {
+/// An event of Anthropic's messages.
+fn message_event(kind: &str) -> Option<OtherEvent> {
+    Some(match kind {
+        "content_block_delta" => OtherEvent::Content,
+        "message_start" | "content_block_start" | "content_block_stop" | "message_delta" | "ping" => {
+            OtherEvent::Lifecycle
+        }
+        "message_stop" => OtherEvent::Last,
+        _ => return None,
+    })
+}
+
+/// Whether the delta of a block of a message holds some of the answer.
+fn block_delta(scan: &mut Scanner<'_>) -> Scanned<bool> {
+    let mut some = false;
+    scan.object(|scan, key| {
+        match key {
+            b"text" | b"thinking" | b"partial_json" => some |= non_empty(scan)?.is_some(),
+            _ => scan.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(some)
+}
+
+fn response_event(kind: &str) -> Option<OtherEvent> {
     let name = kind.strip_prefix("response.")?;
     Some(match name {
-        "completed" | "incomplete" => ResponseEvent::Finished,
-        _ if name.ends_with(".delta") => ResponseEvent::Content,
-        _ => ResponseEvent::Lifecycle,
+        "completed" | "incomplete" => OtherEvent::Finished,
+        _ if name.ends_with(".delta") => OtherEvent::Content,
+        _ => OtherEvent::Lifecycle,
     })
 }
 
@@ -247,6 +277,8 @@ fn non_empty<'a>(scan: &mut Scanner<'a>) -> Scanned<Option<Text<'a>>> {
 fn usage(scan: &mut Scanner<'_>) -> Scanned<Option<Usage>> {
     let mut usage = Usage::default();
     let mut hit = None;
+    // Anthropic counts what a cache held beside the input, not in it.
+    let (mut read, mut written) = (None, None);
     scan.object(|scan, key| {
         match key {
             b"prompt_tokens" | b"input_tokens" => usage.input_tokens = scan.count()?.or(usage.input_tokens),
@@ -256,6 +288,8 @@ fn usage(scan: &mut Scanner<'_>) -> Scanned<Option<Usage>> {
                 let count = scan.count()?;
                 usage.reasoning_tokens = usage.reasoning_tokens.or(count);
             }
+            b"cache_read_input_tokens" => read = scan.count()?,
+            b"cache_creation_input_tokens" => written = scan.count()?,
             // DeepSeek.
             b"prompt_cache_hit_tokens" => hit = scan.count()?,
             b"prompt_tokens_details" | b"input_tokens_details" => {
@@ -268,7 +302,9 @@ fn usage(scan: &mut Scanner<'_>) -> Scanned<Option<Usage>> {
         }
         Ok(())
     })?;
-    usage.cached_input_tokens = usage.cached_input_tokens.or(hit);
+    usage.cached_input_tokens = usage.cached_input_tokens.or(hit).or(read);
+    let beside = read.unwrap_or(0).saturating_add(written.unwrap_or(0));
+    usage.input_tokens = usage.input_tokens.map(|input| input.saturating_add(beside));
     Ok((!usage.is_empty()).then_some(usage))
 }
 

@@ -64,6 +64,13 @@ impl Observer {
         }
     }
 
+    /// The answer is one of chats or completions: events of the Responses API or of Anthropic's messages are an error.
+    #[must_use]
+    pub fn only_chat(mut self) -> Self {
+        self.tracker = self.tracker.only_chat();
+        self
+    }
+
     /// Gives the next bytes of the body, as they were read.
     pub fn feed(&mut self, bytes: Bytes) {
         self.fed = bytes.clone();

@@ -224,6 +224,7 @@ impl Provider for OpenAiCompat {
             .with_max_concurrency(self.max_concurrency.or(found.slots))
             .with_targets(found.targets.clone());
         capabilities.embeddings = true;
+        capabilities.messages = found.messages == Some(true);
         capabilities
     }
 

@@ -19,6 +19,7 @@ pub const OPENAI: Profile = Profile {
         (Method::POST, "/v1/chat/completions"),
         (Method::POST, "/v1/completions"),
         (Method::POST, "/v1/embeddings"),
+        (Method::POST, "/v1/messages"),
         (Method::POST, "/v1/responses"),
         (Method::GET, "/v1/models"),
     ],

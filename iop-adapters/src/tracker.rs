@@ -6,7 +6,7 @@ use bytes::Bytes;
 use iop_execution::sse::{Block, BlockContent, SseEnd, SseEvent};
 use iop_execution::{FrameFlags, ProviderError, Usage};
 
-use crate::chunk::{self, Choice, Chunk, ResponseEvent};
+use crate::chunk::{self, Choice, Chunk, OtherEvent};
 use crate::complaint;
 
 /// Finish reasons that report a failure, not an end.
@@ -21,6 +21,8 @@ pub(crate) struct Tracker {
     usage: Usage,
     processed: Option<u64>,
     done: bool,
+    /// Events of other APIs are no answer.
+    only_chat: bool,
 }
 
 /// What one block was.
@@ -47,7 +49,14 @@ impl Tracker {
             usage: Usage::default(),
             processed: None,
             done: false,
+            only_chat: false,
         }
+    }
+
+    /// The answer is one of chats or completions: what another API would send is none.
+    pub(crate) const fn only_chat(mut self) -> Self {
+        self.only_chat = true;
+        self
     }
 
     /// `[DONE]` came: what follows means nothing.
@@ -74,6 +83,10 @@ impl Tracker {
                 None => Ok(Looked::bare(FrameFlags::NONE)),
             },
             BlockContent::ErrorField(value) => Err(complaint::reported(value)),
+            // An end without anything before it is no answer: clients fail on it, or take it for an empty one.
+            BlockContent::Event(event) if event.is_done() && self.seen == 0 && self.usage.is_empty() => {
+                Err(ProviderError::ended_without_terminal())
+            }
             BlockContent::Event(event) if event.is_done() => {
                 self.done = true;
                 Ok(Looked::bare(FrameFlags::TERMINAL))
@@ -101,7 +114,11 @@ impl Tracker {
         if chunk.choices.iter().any(is_failed) {
             return Err(ProviderError::reported("the provider gave up in the middle of its answer"));
         }
-        let mut content = chunk.response == Some(ResponseEvent::Content);
+        if self.only_chat && matches!(chunk.other, Some(OtherEvent::Content | OtherEvent::Finished | OtherEvent::Last))
+        {
+            return Err(ProviderError::protocol("the provider answered with events of another API"));
+        }
+        let mut content = chunk.other == Some(OtherEvent::Content);
         for choice in &chunk.choices {
             let bit = 1_u128 << choice.index.min(127);
             self.seen |= bit;
@@ -110,18 +127,21 @@ impl Tracker {
                 self.finished |= bit;
             }
         }
-        if chunk.response == Some(ResponseEvent::Finished) {
+        self.done |= chunk.other == Some(OtherEvent::Last);
+        if matches!(chunk.other, Some(OtherEvent::Finished | OtherEvent::Last)) {
             self.seen |= 1;
             self.finished |= 1;
             self.expected = 1;
         }
-        let report_only = chunk.usage.is_some() && chunk.choices.is_empty() && chunk.response.is_none();
+        let report_only = chunk.usage.is_some() && chunk.choices.is_empty() && chunk.other.is_none();
         let mut flags = match (content, report_only) {
             (true, _) => FrameFlags::CONTENT,
             (false, true) => FrameFlags::USAGE,
             (false, false) => FrameFlags::LIFECYCLE,
         };
-        if !content && self.advances(&chunk) {
+        if self.done {
+            flags = FrameFlags::TERMINAL;
+        } else if !content && self.advances(&chunk) {
             flags = flags.with(FrameFlags::PROGRESS);
         }
         if let Some(usage) = chunk.usage {
@@ -157,7 +177,8 @@ pub(crate) fn not_an_event_stream() -> ProviderError {
     ProviderError::protocol("the provider's event stream could not be read")
 }
 
-fn is_failed(choice: &Choice<'_>) -> bool {
+/// It ended by a failure.
+pub(crate) fn is_failed(choice: &Choice<'_>) -> bool {
     choice.finish.is_some_and(|finish| FAILED_FINISHES.iter().any(|failed| finish.is(failed)))
 }
 

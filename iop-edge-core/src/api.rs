@@ -46,6 +46,8 @@ pub struct Submit {
     pub stream: bool,
     /// Only providers that take this wire are candidates; none = any wire.
     pub wire: Option<WireKind>,
+    /// Only providers that serve Anthropic's messages are candidates, by tunnel; `wire` says nothing then.
+    pub messages: bool,
     /// Hard deadline: bounds queue and attempt together.
     pub deadline: Option<Instant>,
     /// Higher goes first; 0 is normal.
@@ -81,6 +83,7 @@ impl Submit {
             background: false,
             stream: true,
             wire: None,
+            messages: false,
             deadline: None,
             priority: 0,
             prompt_tokens_estimate: 0,
@@ -99,6 +102,24 @@ pub enum WireKind {
     Run,
     /// Raw tunnel.
     Tunnel,
+}
+
+/// What a request insists on in a provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Wanted {
+    Wire(WireKind),
+    /// A tunnel to a provider that serves Anthropic's messages.
+    Messages,
+}
+
+impl Wanted {
+    /// By which wire that goes.
+    pub(crate) const fn wire(self) -> WireKind {
+        match self {
+            Self::Wire(wire) => wire,
+            Self::Messages => WireKind::Tunnel,
+        }
+    }
 }
 
 /// What admission decided: known before anything is sent.

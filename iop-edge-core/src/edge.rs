@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{
     Admitted, ApplyError, CancelRun, CommandError, ConfigChange, Engine, ModelListing, Output, Payload, Submit,
-    SubmitError, Submitted, UnknownNode, WireKind,
+    SubmitError, Submitted, UnknownNode, Wanted, WireKind,
 };
 use crate::catalog::Catalog;
 use crate::driver::pool::Pool;
@@ -190,7 +190,7 @@ impl Edge {
     /// [`SubmitError`], before admission only; afterwards failures are the stream's terminal.
     pub async fn submit_run(&self, request: Submit, input: Bytes) -> Result<(Admitted, RunStream), SubmitError> {
         let prepare = |_: &Admitted| Payload::Run { input };
-        let submitted = dispatch::submit(&self.shared, request, Some(WireKind::Run), prepare).await?;
+        let submitted = dispatch::submit(&self.shared, request, Some(Wanted::Wire(WireKind::Run)), prepare).await?;
         match submitted.output {
             Output::Run(stream) => Ok((submitted.admitted, stream)),
             Output::Tunnel(_) => Err(SubmitError::Unavailable),
@@ -210,7 +210,7 @@ impl Edge {
     ) -> Result<(Admitted, TunnelStream), SubmitError> {
         let TunnelCall { method, path, headers, body } = call;
         let prepare = |_: &Admitted| Payload::Tunnel { method, path, headers, body };
-        let submitted = dispatch::submit(&self.shared, request, Some(WireKind::Tunnel), prepare).await?;
+        let submitted = dispatch::submit(&self.shared, request, Some(Wanted::Wire(WireKind::Tunnel)), prepare).await?;
         match submitted.output {
             Output::Tunnel(stream) => Ok((submitted.admitted, stream)),
             Output::Run(_) => Err(SubmitError::Unavailable),
@@ -347,8 +347,8 @@ impl Engine for Edge {
         request: Submit,
         prepare: Box<dyn for<'a> FnOnce(&'a Admitted) -> Payload + Send>,
     ) -> Result<Submitted, SubmitError> {
-        let wire = request.wire;
-        dispatch::submit(&self.shared, request, wire, prepare).await
+        let wanted = if request.messages { Some(Wanted::Messages) } else { request.wire.map(Wanted::Wire) };
+        dispatch::submit(&self.shared, request, wanted, prepare).await
     }
 
     fn models(&self) -> Vec<ModelListing> {

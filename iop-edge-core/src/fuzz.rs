@@ -17,6 +17,7 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::openai::kind::Kind;
+use crate::openai::mend::Form;
 use crate::openai::provider_error::ProviderSaid;
 use crate::openai::request::ChatRequest;
 use crate::openai::rewrite::Rewrite;
@@ -80,21 +81,25 @@ pub fn openai_response_rewrite(data: &[u8]) {
     let blocks: Result<Vec<_>, _> = split_blocks(&body).collect();
     let Ok(blocks) = blocks else {
         // Frames hold whole events; whatever this is, it does no harm.
-        let _out = Rewrite::new(Some("\"public\"".into()), true).events(body, flags);
+        let _out = Rewrite::new(Some("\"public\"".into()), true, Form::Chat).events(body, flags);
         return;
     };
-    let rewrite = || Rewrite::new(Some("\"public\"".into()), mode & 4 == 0);
-    let whole = rewrite().events(body.clone(), flags).unwrap_or_default();
-    let mut by_block = rewrite();
-    let mut out = Vec::new();
-    for block in &blocks {
-        let after = by_block.events(block.raw.clone(), flags);
-        out.extend_from_slice(after.as_deref().unwrap_or_default());
-        check_event(block, after.as_ref(), flags);
-    }
-    // The first LF of a block may end the line of the block before.
-    if !blocks.iter().any(|block| block.raw.starts_with(b"\n")) {
-        assert_eq!(whole, out, "cuts don't matter");
+    for form in [Form::Other, Form::Chat, Form::Completions, Form::Messages] {
+        let rewrite = || Rewrite::new(Some("\"public\"".into()), mode & 4 == 0, form);
+        let whole = rewrite().events(body.clone(), flags).unwrap_or_default();
+        let mut by_block = rewrite();
+        let mut out = Vec::new();
+        for block in &blocks {
+            let after = by_block.events(block.raw.clone(), flags);
+            out.extend_from_slice(after.as_deref().unwrap_or_default());
+            if form == Form::Other {
+                check_event(block, after.as_ref(), flags);
+            }
+        }
+        // The first LF of a block may end the line of the block before.
+        if !blocks.iter().any(|block| block.raw.starts_with(b"\n")) {
+            assert_eq!(whole, out, "cuts don't matter");
+        }
     }
 }
 

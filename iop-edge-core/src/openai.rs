@@ -11,7 +11,7 @@
 //! | `upload`, `request`, `json`, `edit` | which bodies are requests, and which of their bytes change |
 //! | `chat`, `chat::commit`, `chat::idle` | how one request goes; what is held until content; when a waiting client counts as gone |
 //! | `recovery`, `chat::live` | whether a failed attempt is repeated; the life of one request over its attempts |
-//! | `chat::tunnel`, `rewrite` | what a tunnelled answer means; which of its bytes change |
+//! | `chat::tunnel`, `rewrite`, `mend` | what a tunnelled answer means; which of its bytes change; what SDKs can't read |
 //! | `chat::run`, `chat::render` | what a run's events mean; the bytes built from them |
 //! | `responses` | which chat a response is, and its events |
 //! | `errors`, `provider_error` | how a failure looks |
@@ -32,6 +32,7 @@ mod errors;
 mod json;
 pub(crate) mod kind;
 mod limits;
+pub(crate) mod mend;
 mod models;
 pub(crate) mod provider_error;
 pub mod record;

@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 use iop_execution::{ModelName, NodeId, Principal, RunId};
 use iop_wire::{CloseCode, Drain, ToNode};
 
-use crate::api::{SubmitError, WireKind};
+use crate::api::{SubmitError, Wanted};
 use crate::catalog::Catalog;
 use crate::observe::{Observation, WaitOutcome};
 pub(crate) use admission::{Admission, Ask};
@@ -117,7 +117,7 @@ pub(crate) enum PreSendEnd {
 struct Wants {
     /// The model, by its own name; none = a direct address.
     model: Option<ModelName>,
-    wire: Option<WireKind>,
+    wanted: Option<Wanted>,
     caller: Option<Principal>,
     prompt_tokens: u32,
     /// Hash of caller and leading prompt text; 0 = none.
@@ -127,8 +127,8 @@ struct Wants {
 
 impl Wants {
     /// A direct address: no model, no queue.
-    const fn direct(wire: Option<WireKind>, prompt_tokens: u32) -> Self {
-        Self { model: None, wire, caller: None, prompt_tokens, prefix: 0, avoid: None }
+    const fn direct(wanted: Option<Wanted>, prompt_tokens: u32) -> Self {
+        Self { model: None, wanted, caller: None, prompt_tokens, prefix: 0, avoid: None }
     }
 }
 

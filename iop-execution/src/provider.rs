@@ -114,6 +114,8 @@ pub struct Capabilities {
     pub embeddings: bool,
     /// It makes each call with the credential that comes with it ([`RunRequest::credential`]).
     pub credentials: bool,
+    /// Anthropic's messages (`POST /v1/messages`), by tunnel.
+    pub messages: bool,
     /// Targets it lists, possibly none.
     pub targets: Vec<TargetInfo>,
 }
@@ -156,6 +158,7 @@ impl Capabilities {
             reasoning: false,
             embeddings: false,
             credentials: false,
+            messages: false,
             targets: Vec::new(),
         }
     }

@@ -75,6 +75,7 @@ impl Adapter {
     pub fn capabilities(&self) -> Option<Capabilities> {
         let mut capabilities = capabilities(self.provider_id(), self.provider())?;
         capabilities.tunnels &= self.config.wire == WireMode::Auto;
+        capabilities.messages &= capabilities.tunnels;
         Some(capabilities)
     }
 
@@ -125,6 +126,7 @@ impl Adapter {
             runs: capabilities.runs,
             tools: capabilities.tools,
             reasoning: capabilities.reasoning,
+            messages: capabilities.messages && capabilities.tunnels,
             targets,
         })
     }

@@ -408,6 +408,8 @@ pub struct ProviderReady {
     pub tools: bool,
     /// It reasons.
     pub reasoning: bool,
+    /// It serves Anthropic's messages, by tunnel.
+    pub messages: bool,
     /// Targets it lists (`models: auto`).
     pub targets: Vec<ReadyTarget>,
 }

@@ -77,6 +77,10 @@ pub fn read_parts(status: u16, content_type: &str, body: &Bytes, end: End) -> Ou
     if status != 200 {
         return failed(String::new(), status, &json);
     }
+    let taken_for_granted = ["/choices/0/logprobs", "/choices/0/message/content", "/choices/0/message/refusal"];
+    if let Some(missing) = taken_for_granted.iter().find(|member| json.pointer(member).is_none()) {
+        return Outcome::Defect(format!("a whole answer without {missing}: {json}"));
+    }
     match json.pointer("/choices/0/message") {
         Some(message) if json.pointer("/choices/0/finish_reason").is_some_and(Value::is_string) => {
             Outcome::Whole { text: message["content"].as_str().unwrap_or_default().to_owned() }
@@ -114,6 +118,9 @@ fn read_stream(body: &Bytes, end: End) -> Outcome {
             error = Some(json);
             continue;
         }
+        if let Some(problem) = unreadable(&json) {
+            return Outcome::Defect(format!("{problem}: {json}"));
+        }
         let choices = json["choices"].as_array().map(Vec::as_slice).unwrap_or_default();
         for choice in choices.iter().filter(|choice| choice["index"] == 0) {
             text.push_str(choice.pointer("/delta/content").and_then(Value::as_str).unwrap_or_default());
@@ -125,6 +132,30 @@ fn read_stream(body: &Bytes, end: End) -> Outcome {
         (None, true, End::Whole) => Outcome::Whole { text },
         (None, false, End::Whole) => Outcome::Defect(format!("a clean end without [DONE] or error after {text:?}")),
     }
+}
+
+/// Why SDKs can't read a chunk, if they can't (API-10 d, e).
+fn unreadable(chunk: &Value) -> Option<&'static str> {
+    const FINISHES: [&str; 5] = ["stop", "length", "tool_calls", "content_filter", "function_call"];
+    let Some(choices) = chunk["choices"].as_array() else { return Some("no choices") };
+    choices.iter().find_map(|choice| {
+        let finish = &choice["finish_reason"];
+        if !finish.is_null() && !finish.as_str().is_some_and(|finish| FINISHES.contains(&finish)) {
+            return Some("a finish reason of its own");
+        }
+        if !choice["delta"].is_object() {
+            return Some("no delta");
+        }
+        let calls = choice["delta"]["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
+        calls.iter().find_map(|call| {
+            let arguments = &call["function"]["arguments"];
+            match (call["index"].is_u64(), arguments.is_null() || arguments.is_string()) {
+                (false, _) => Some("a piece of a call without its index"),
+                (_, false) => Some("arguments that are no text"),
+                (true, true) => None,
+            }
+        })
+    })
 }
 
 /// Checks the one shape an error may have (API-5).

@@ -70,7 +70,7 @@ async fn wrong_requests_get_typed_errors() {
         ("wrong method of models", Request::post("/v1/models", "{}").key(&key), 405, "method_not_allowed"),
         ("unknown path", Request::get("/v1/nothing").key(&key), 404, "unknown_url"),
         ("unknown root", Request::get("/").key(&key), 404, "unknown_url"),
-        ("not here", Request::post("/v1/messages", "{}").key(&key), 501, "unsupported_endpoint"),
+        ("not here", Request::post("/v1/images/generations", "{}").key(&key), 501, "unsupported_endpoint"),
         ("bad deadline", chat(json!({})).header("x-iop-deadline-ms", "soon"), 400, ""),
     ];
     for (name, request, status, code) in table {

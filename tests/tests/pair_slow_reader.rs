@@ -158,6 +158,50 @@ async fn a_client_that_reads_nothing_for_60_s_is_cancelled_and_one_that_sips_is_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_may_take_hours_as_long_as_it_goes_on() {
+    // API-14, WDG-2; surfaces 4: row 33. No limit of a whole stream by default, only of its gaps.
+    const GAP: Duration = Duration::from_secs(240);
+    let slow = (0..60).fold(Script::new(), |script, _| script.wait(GAP).delta("x"));
+    let (tunnels, _) = ScriptedProvider::new(slow.clone()).with_tunnels().into_parts();
+    let (runs, _) = ScriptedProvider::new(slow).into_parts();
+    let pair = Pair::start(PairPlan::new(vec![
+        PairProvider::new("t", tunnels, 1, &["tunnel"]),
+        PairProvider::new("r", runs, 1, &["run"]).by_run(),
+    ]))
+    .await;
+    let start = Instant::now();
+    let ask = async |model: &str| read(&pair.ask(&Request::chat(model, true)).await);
+    let (tunnel, run) = tokio::join!(ask("tunnel"), ask("run"));
+    assert_eq!(tunnel, Outcome::Whole { text: "x".repeat(60) });
+    assert_eq!(run, tunnel);
+    assert!(start.elapsed() >= GAP * 60, "four hours");
+}
+
+#[tokio::test(start_paused = true)]
+async fn thirty_clients_that_leave_large_streams_at_once_disturb_nobody() {
+    // LEA-3, WIR-12; surfaces 4: row 31
+    let talker = Arc::new(Talker::default());
+    let (other, _) = ScriptedProvider::new(Script::new().delta("whole")).with_tunnels().into_parts();
+    let pair = Pair::start(PairPlan::new(vec![
+        PairProvider::new("talker", Arc::clone(&talker) as Arc<dyn Provider>, 30, &["endless"]),
+        PairProvider::new("other", other, 1, &["m"]),
+    ]))
+    .await;
+    let mut open = Vec::new();
+    for _ in 0..30 {
+        let mut exchange = pair.begin(&Request::chat("endless", true)).await;
+        exchange.piece().await.unwrap();
+        open.push(exchange);
+    }
+    assert_eq!(talker.active.load(Ordering::SeqCst), 30);
+    drop(open);
+    let asked = timeout(Duration::from_secs(1), pair.ask(&Request::chat("m", true)));
+    assert_eq!(read(&asked.await.expect("at once")), Outcome::Whole { text: "whole".to_owned() });
+    pair.at_rest().await;
+    assert_eq!(talker.active.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_hundred_seconds_of_prefill_and_a_slow_reader_trip_nothing() {
     // NOD-2, WIR-12, WIR-16, EXE-13; field reports 3, 13, 14, 16, 18
     let long = (0..500).fold(Script::new().wait(Duration::from_secs(100)), |script, _| script.delta("x".repeat(PART)));

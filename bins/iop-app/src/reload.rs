@@ -297,6 +297,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         request_deadline_ms,
         response_model,
         cors,
+        list_unavailable,
         limits: LimitsConfig { request_body_bytes, connections, connections_per_address },
         link: LinkConfig { congestion },
         observability: ObservabilityConfig { log, filter },
@@ -332,6 +333,7 @@ fn compare(old: &EdgeConfig, new: &EdgeConfig) -> Differences {
         ("request_deadline_ms", old.request_deadline_ms != *request_deadline_ms),
         ("response_model", old.response_model != *response_model),
         ("cors", old.cors != *cors),
+        ("list_unavailable", old.list_unavailable != *list_unavailable),
         ("limits.request_body_bytes", old.limits.request_body_bytes != *request_body_bytes),
     ]);
     Differences { restart, settings }

@@ -147,7 +147,9 @@ async fn tools_are_called_when_required_named_or_asked_for() {
         ("Call `get_weather` now", json!("auto"), Some("get_weather")),
         ("call it: call get_weather", json!("auto"), Some("get_weather")),
         ("call get_weather", json!("none"), None),
-        ("recall get_weather", json!("auto"), None),
+        ("recall get_wea", json!("auto"), None),
+        ("Weather in Rome?", json!("auto"), Some("get_weather")),
+        ("Weather in Rome?", json!("none"), None),
         ("call", json!("auto"), None),
         ("hello", Value::Null, None),
     ] {

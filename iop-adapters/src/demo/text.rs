@@ -20,7 +20,7 @@ const FACTS: [&str; 4] = [
 ];
 const HINTS: [&str; 4] = [
     "Try `reasoning_effort` to see me think first.",
-    "Give me a tool and write \"call\" and its name to see a tool call.",
+    "Give me a tool and write \"call\" and its name to see a tool call, or ask about the weather with `get_weather` at hand.",
     "Set `max_tokens` to 5 to see an answer that ends with `length`.",
     "Send the same message again: the answer will be the same, word for word.",
 ];
@@ -105,8 +105,16 @@ pub(super) fn name_of(function: &Value) -> &str {
     function.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// True if the message says `call <name>`, in any case.
+/// Shortest word of a tool's name that calls it.
+const TELLING_WORD: usize = 5;
+
+/// True if the message says `call <name>`, or a longer word of the name such as `weather` of `get_weather`, in any case.
 pub(super) fn asks_to_call(message: &str, name: &str) -> bool {
+    let telling =
+        |word: &str| word.len() >= TELLING_WORD && name.split(['_', '-']).any(|part| part.eq_ignore_ascii_case(word));
+    if message.split(|c: char| !c.is_alphanumeric()).any(telling) {
+        return true;
+    }
     let mut words =
         message.split_whitespace().map(|word| word.trim_matches(|c: char| c.is_ascii_punctuation() && c != '_'));
     !name.is_empty()

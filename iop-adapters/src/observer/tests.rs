@@ -187,6 +187,41 @@ fn responses_streams_are_told_apart_too() {
         assert_eq!(outcome.frames[1].1, FrameFlags::CONTENT);
         assert_eq!(outcome.usage.is_some(), end.is_none());
     }
+    // API-7, API-8: to a question for a chat they are no answer, and not an empty one.
+    let mut observer = Observer::new(1).only_chat();
+    observer.feed(start().concat().into());
+    let seen: Vec<_> = std::iter::from_fn(|| observer.next()).collect();
+    let [Ok(_), Err(error)] = &seen[..] else { panic!("{seen:?}") };
+    assert_eq!(error.failure().code, FailureCode::ProviderProtocol);
+}
+
+#[test]
+fn messages_of_anthropic_s_api_are_told_apart_too() {
+    // API-1, API-7, EXE-7: they end with an event of their own, and count a cache beside the input
+    let event = |kind: &str, rest: &str| Bytes::from(format!("event: {kind}\ndata: {{\"type\":\"{kind}\"{rest}}}\n\n"));
+    let start = event(
+        "message_start",
+        r#","message":{"usage":{"input_tokens":3,"cache_read_input_tokens":4,"cache_creation_input_tokens":1,"output_tokens":0}}"#,
+    );
+    let delta = |kind: &str, text: &str| {
+        event("content_block_delta", &format!(r#","index":0,"delta":{{"type":"x","{kind}":"{text}"}}"#))
+    };
+    let end = event("message_delta", r#","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2}"#);
+    let stop = event("message_stop", "");
+    let ping = event("ping", "");
+    let body = [start, ping, delta("text", ""), delta("thinking", "a"), delta("partial_json", "{"), end, stop.clone()];
+    let outcome = observe(body.iter().cloned().chain([stop]));
+    let (content, other) = (FrameFlags::CONTENT, FrameFlags::LIFECYCLE);
+    let grew = other.with(FrameFlags::PROGRESS);
+    let flags: Vec<_> = outcome.frames.iter().map(|(_, flags)| *flags).collect();
+    assert_eq!(flags, [grew, other, other, content, content, grew, FrameFlags::TERMINAL], "nothing after its end");
+    assert_eq!(outcome.end, None);
+    let usage = outcome.usage.unwrap();
+    assert_eq!((usage.input_tokens, usage.cached_input_tokens, usage.output_tokens), (Some(8), Some(4), Some(2)));
+    let cut = observe(body[..6].to_vec());
+    assert_eq!(cut.end, Some(FailureCode::ProviderEndedWithoutTerminal));
+    let failed = event("error", r#","error":{"type":"overloaded_error","message":"x"}"#);
+    assert_eq!(observe([body[0].clone(), failed]).end, Some(FailureCode::ProviderRejected));
 }
 
 proptest! {

@@ -35,6 +35,8 @@ pub struct Discovery {
     pub is_iop: bool,
     /// Which server it says it is.
     pub server: Server,
+    /// It serves Anthropic's messages; `None` before it could be asked.
+    pub messages: Option<bool>,
 }
 
 pub(super) async fn discover(adapter: &OpenAiCompat) -> Result<Discovery, ProviderError> {
@@ -44,22 +46,31 @@ pub(super) async fn discover(adapter: &OpenAiCompat) -> Result<Discovery, Provid
     let listed = models(&list).map_err(|_| ProviderError::protocol("the provider's list of models is not JSON"))?;
     let server = headers.get(http::header::SERVER).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let server = if server.eq_ignore_ascii_case("llama.cpp") { Server::LlamaCpp } else { listed.server };
-    let mut found = Discovery { targets: listed.targets, slots: None, is_iop, server };
+    let mut found = Discovery { targets: listed.targets, slots: None, is_iop, server, messages: None };
+    let before = adapter.found();
     // What the config says counts more than what a list looks like.
-    match if adapter.server == Server::Any { server } else { adapter.server } {
+    let server = if adapter.server == Server::Any { server } else { adapter.server };
+    found.messages = match server {
+        // It does not tell a path that it lacks from a method that a path lacks. It has had this one since late 2025.
+        Server::LlamaCpp => Some(true),
+        // A server does not learn it while it runs.
+        _ if before.messages.is_some() && before.targets == found.targets => before.messages,
+        Server::Any | Server::LmStudio | Server::Sglang | Server::Vllm => serves_messages(adapter).await,
+    };
+    match server {
         Server::LlamaCpp => match told(adapter, &["/props"]).await {
             Some(props) => found.take_props(&props),
             // A server that is too busy to tell has as many slots as before.
-            None => found.keep_props(&adapter.found()),
+            None => found.keep_props(&before),
         },
         Server::LmStudio => match told(adapter, &[LM_STUDIO_MODELS]).await.and_then(|list| lm_studio(&list)) {
             Some(models) => found.take_contexts(&models),
-            None => found.keep_contexts(&adapter.found()),
+            None => found.keep_contexts(&before),
         },
         // The second is its older name.
         Server::Sglang => match told(adapter, &["/server_info", "/get_server_info"]).await {
             Some(info) => found.slots = sglang_slots(&info),
-            None => found.slots = adapter.found().slots,
+            None => found.slots = before.slots,
         },
         Server::Any | Server::Vllm => {}
     }
@@ -76,6 +87,15 @@ async fn told(adapter: &OpenAiCompat, paths: &[&'static str]) -> Option<Vec<u8>>
         }
     }
     None
+}
+
+/// Whether a server has the path of Anthropic's messages: one that has it says that it takes another method.
+async fn serves_messages(adapter: &OpenAiCompat) -> Option<bool> {
+    match tokio::time::timeout(PROPS_TIMEOUT, get(adapter, "/v1/messages")).await {
+        Ok(Ok(_)) => Some(false),
+        Ok(Err(error)) => error.failure().upstream_status.map(|status| status == 405),
+        Err(_) => None,
+    }
 }
 
 async fn get(adapter: &OpenAiCompat, path: &'static str) -> Result<(HeaderMap, Vec<u8>), ProviderError> {

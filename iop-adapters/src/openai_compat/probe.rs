@@ -41,7 +41,7 @@ const MAX_ANSWER: usize = 4 * 1024 * 1024;
 pub(super) async fn probe(adapter: &OpenAiCompat, target: &Target) -> Health {
     let asked = async {
         match adapter.server {
-            Server::Any if !adapter.free_tokens => Health::Unknown,
+            Server::Any if !adapter.free_tokens || is_unlisted(adapter, target) => Health::Unknown,
             Server::Any => token_alone(adapter, target).await,
             Server::LlamaCpp => watch(adapter, target).await,
             Server::LmStudio => match lm_studio::state(adapter, target).await {
@@ -58,6 +58,12 @@ pub(super) async fn probe(adapter: &OpenAiCompat, target: &Target) -> Health {
         }
     };
     tokio::time::timeout(PROBE_LIMIT, asked).await.unwrap_or(Health::Unknown)
+}
+
+/// A server that lists models, and not this one, may answer with another one whatever it is asked for.
+fn is_unlisted(adapter: &OpenAiCompat, target: &Target) -> bool {
+    let found = adapter.found();
+    !found.targets.is_empty() && !found.targets.iter().any(|info| info.target == *target)
 }
 
 /// A token where there is nothing else to look at.

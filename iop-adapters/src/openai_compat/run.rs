@@ -46,7 +46,7 @@ async fn events(
 ) -> Result<Completion, ProviderError> {
     let mut body = response.body;
     let mut decoder = SseDecoder::new(SseLimits::default());
-    let mut tracker = Tracker::new(1);
+    let mut tracker = Tracker::new(1).only_chat();
     let mut answer = Answer::default();
     let mut linger_until = None;
     loop {

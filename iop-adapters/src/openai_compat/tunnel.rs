@@ -12,7 +12,7 @@ use super::choices::Choices;
 use super::{Media, OpenAiCompat, Refusal, failed, in_prefill, media};
 use crate::http::UpstreamResponse;
 use crate::observer::{FRAME_BYTES, Observer, Seen};
-use crate::{chunk, complaint, rules};
+use crate::{chunk, complaint, rules, tracker};
 
 /// Largest whole answer that is checked before any of it is passed on. A larger one passes unchecked.
 const MAX_CHECKED: usize = 1024 * 1024;
@@ -28,6 +28,7 @@ pub(super) async fn relay(
     let headers = rules::request_headers(&request.headers, request.run_id);
     let (body, choices) = Choices::of(request.body);
     let lent = request.credential.as_deref();
+    let only_chat = matches!(path, "/v1/chat/completions" | "/v1/completions");
     let response = match adapter.call(request.method, path, headers, body, lent).await {
         Ok(response) => response,
         Err(refusal) => return Err(refused(refusal, head).await),
@@ -36,7 +37,7 @@ pub(super) async fn relay(
         (_, Media::Html) => Err(in_prefill(ProviderError::protocol("the provider answered with HTML"))),
         (true, Media::Json) => Err(json_for_events(response).await),
         // Some servers call their event stream plain text, or nothing at all.
-        (true, Media::Events | Media::Other) => events(adapter, response, head, choices).await,
+        (true, Media::Events | Media::Other) => events(adapter, response, head, choices, only_chat).await,
         (false, Media::Events) => Err(in_prefill(ProviderError::protocol(
             "the provider answered with an event stream that was not asked for",
         ))),
@@ -67,6 +68,7 @@ async fn events(
     response: UpstreamResponse,
     head: HeadSink,
     choices: Choices,
+    only_chat: bool,
 ) -> Result<TunnelEnd, ProviderError> {
     let mut headers = rules::response_headers(&response.headers);
     if media(&headers) != Media::Events {
@@ -76,6 +78,9 @@ async fn events(
     let mut body = response.body;
     let certain = choices.certain();
     let mut observer = Observer::new(certain.unwrap_or(1));
+    if only_chat {
+        observer = observer.only_chat();
+    }
     let mut linger_until = None;
     loop {
         let read = match linger_until {
@@ -191,6 +196,9 @@ pub(super) fn check(body: &[u8]) -> Result<Option<Usage>, ProviderError> {
     }
     match chunk::read(text) {
         Ok(answer) if answer.error => Err(in_prefill(complaint::reported(text))),
+        Ok(answer) if answer.choices.iter().any(tracker::is_failed) => {
+            Err(in_prefill(ProviderError::reported("the provider gave up in the middle of its answer")))
+        }
         Ok(answer) if text.starts_with(b"{") => Ok(answer.usage),
         Ok(_) | Err(_) => Err(not_json("the provider's answer is not a JSON object")),
     }

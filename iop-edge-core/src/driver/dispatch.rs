@@ -12,7 +12,7 @@ use iop_wire::limits::INITIAL_WINDOW;
 use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
 use tokio::sync::oneshot;
 
-use crate::api::{Admitted, CommitMark, EndNotes, Output, Payload, Submit, SubmitError, Submitted, WireKind};
+use crate::api::{Admitted, CommitMark, EndNotes, Output, Payload, Submit, SubmitError, Submitted, Wanted, WireKind};
 use crate::catalog::RetryOn;
 use crate::driver::lease::{self, ISSUE_TRIES, NoLease, issue};
 use crate::driver::run::{Commit, Piece, Run, RunIdentity, cancelled, failed};
@@ -53,7 +53,7 @@ impl Drop for Claim {
 pub(crate) async fn submit(
     shared: &Arc<Shared>,
     request: Submit,
-    wire: Option<WireKind>,
+    wanted: Option<Wanted>,
     prepare: impl FnOnce(&Admitted) -> Payload + Send,
 ) -> Result<Submitted, SubmitError> {
     // Without randomness there is no run id, so nothing can be admitted.
@@ -61,7 +61,7 @@ pub(crate) async fn submit(
     let ask = Ask {
         run_id,
         destination: request.destination.clone(),
-        wire,
+        wanted,
         caller: request.principal.clone(),
         priority: request.priority,
         deadline: request.deadline,

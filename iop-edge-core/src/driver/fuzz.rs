@@ -214,6 +214,7 @@ fn register(node: &mut Node) {
             runs: true,
             tools: true,
             reasoning: true,
+            messages: true,
             targets: Vec::new(),
         }],
     }));

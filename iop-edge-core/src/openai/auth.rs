@@ -213,7 +213,7 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
     });
-    let key = bearer.or_else(|| headers.get("api-key").and_then(|value| value.to_str().ok()))?;
+    let key = bearer.or_else(|| ["api-key", "x-api-key"].iter().find_map(|name| headers.get(*name)?.to_str().ok()))?;
     (!key.is_empty() && key.len() <= MAX_KEY_BYTES).then_some(key)
 }
 

@@ -32,7 +32,7 @@ use self::tunnel::{TunnelAnswer, Wish};
 use super::auth::Caller;
 use super::body::OpenAiBody;
 use super::config::{OpenAiConfig, ResponseModel};
-use super::errors::ApiError;
+use super::errors::{ApiError, Dialect};
 use super::kind::Kind;
 use super::record::{Edits, Recorder, RequestId};
 use super::request::ChatRequest;
@@ -88,6 +88,7 @@ where
     submit.priority = priority;
     submit.stream = request.stream();
     submit.wire = kind.wire();
+    submit.messages = kind == Kind::Messages;
     submit.prompt_tokens_estimate = request.prompt_tokens();
     submit.prompt_prefix = request.prompt_prefix();
     submit.explicit_commit = true;
@@ -126,21 +127,26 @@ impl Asked {
 
     /// A failure that is told in a stream which has nothing but comments.
     fn failed(&self, error: &ApiError, config: &OpenAiConfig) -> Bytes {
-        self.echo.as_ref().map_or_else(|| error.to_event(), |echo| responses::failed(echo, config, error))
+        self.echo.as_ref().map_or_else(
+            || error.to_event(self.kind.endpoint().dialect()),
+            |echo| responses::failed(echo, config, error),
+        )
     }
 }
 
 /// The request for the provider, and what a response repeats of it.
 fn parse(kind: Kind, body: Bytes, id: RequestId) -> Result<(ChatRequest, Option<Arc<Echo>>), ApiError> {
     match kind {
-        Kind::Chat | Kind::Completions | Kind::Embeddings => Ok((ChatRequest::parse(body, kind)?, None)),
+        Kind::Chat | Kind::Completions | Kind::Embeddings | Kind::Messages => {
+            Ok((ChatRequest::parse(body, kind)?, None))
+        }
         Kind::Responses => responses::read(body, format!("resp_{}", id.0)).map(|(request, echo)| (request, Some(echo))),
     }
 }
 
 pub(crate) fn refuse(error: &ApiError, mut recorder: Recorder) -> Response<OpenAiBody> {
     recorder.failed(error, error.status());
-    error.to_response()
+    error.to_response(recorder.endpoint().dialect())
 }
 
 /// The shorter of the client's and the configured deadline.
@@ -259,10 +265,15 @@ impl Exchange {
                     model,
                     usage: asked.usage,
                     answer: asked.kind.answer(),
+                    mended: asked.kind.mended(),
                 })))
             }
         };
-        let form = if asked.stream { Form::Events } else { Form::Document };
+        let form = match (asked.stream, asked.kind.endpoint().dialect()) {
+            (true, Dialect::OpenAi) => Form::Events,
+            (true, Dialect::Anthropic) => Form::Messages,
+            (false, _) => Form::Document,
+        };
         Self { output: Some(output), answer, gate: Gate::new(form), linger: None, cut_told: false }
     }
 

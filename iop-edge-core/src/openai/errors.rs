@@ -147,8 +147,10 @@ impl ApiError {
 
     /// The model is there, but no provider of it takes this kind of request.
     pub(crate) fn not_served() -> Self {
+        // No 5xx: clients would ask again.
         let message = "No provider of this model serves this endpoint now.";
-        Self::request(StatusCode::NOT_IMPLEMENTED, Some("unsupported_endpoint"), message)
+        let error = Self::request(StatusCode::NOT_FOUND, Some("unsupported_endpoint"), message);
+        Self { param: Some("model"), ..error }
     }
 
     pub(crate) fn body_too_large(limit: usize) -> Self {
@@ -394,24 +396,46 @@ impl ApiError {
     }
 
     /// The error object.
-    pub(crate) fn to_json(&self) -> Vec<u8> {
+    pub(crate) fn to_json(&self, dialect: Dialect) -> Vec<u8> {
+        if dialect == Dialect::Anthropic {
+            let error = AnthropicObject { kind: self.anthropic_type(), message: &self.message };
+            return serde_json::to_vec(&AnthropicEnvelope { kind: "error", error }).unwrap_or_default();
+        }
         let object =
             Envelope { error: Object { message: &self.message, kind: self.kind, param: self.param, code: self.code } };
         // Four strings always serialise.
         serde_json::to_vec(&object).unwrap_or_default()
     }
 
+    /// Anthropic's name of what its status says.
+    fn anthropic_type(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            400..500 => "invalid_request_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            _ => "api_error",
+        }
+    }
+
     /// The last event of a stream that failed after its commit.
-    pub(crate) fn to_event(&self) -> Bytes {
-        let mut event = b"data: ".to_vec();
-        event.extend_from_slice(&self.to_json());
+    pub(crate) fn to_event(&self, dialect: Dialect) -> Bytes {
+        let mut event = match dialect {
+            Dialect::OpenAi => b"data: ".to_vec(),
+            Dialect::Anthropic => b"event: error\ndata: ".to_vec(),
+        };
+        event.extend_from_slice(&self.to_json(dialect));
         event.extend_from_slice(b"\n\n");
         event.into()
     }
 
     /// The answer of a request that failed before its commit.
-    pub(crate) fn to_response(&self) -> Response<OpenAiBody> {
-        let mut response = Response::new(OpenAiBody::full(self.to_json()));
+    pub(crate) fn to_response(&self, dialect: Dialect) -> Response<OpenAiBody> {
+        let mut response = Response::new(OpenAiBody::full(self.to_json(dialect)));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -433,6 +457,27 @@ impl ApiError {
         }
         response
     }
+}
+
+/// Whose error object a client reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    OpenAi,
+    Anthropic,
+}
+
+#[derive(Serialize)]
+struct AnthropicEnvelope<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    error: AnthropicObject<'a>,
+}
+
+#[derive(Serialize)]
+struct AnthropicObject<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    message: &'a str,
 }
 
 #[derive(Serialize)]

@@ -1,4 +1,4 @@
-//! Decides which models a caller sees, and how they are shown (API-12 in part).
+//! Decides which models a caller sees, and how they are shown (API-12).
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId, Usage};
 
-use super::errors::ApiError;
+use super::errors::{ApiError, Dialect};
 use super::recovery::{Liveness, LivenessDecision, LivenessReason};
 use crate::api::{Admitted, Engine};
 use crate::rate_limit::{Permit, RateRefusal};
@@ -76,6 +76,8 @@ closed! {
         Embeddings = "embeddings",
         /// A response.
         Responses = "responses",
+        /// A message of Anthropic's API.
+        Messages = "messages",
         /// The list of models, or one of them.
         Models = "models",
         /// Anything else.
@@ -98,8 +100,32 @@ closed! {
         UsageDropped = "usage_dropped",
         /// (d) A usage report got its `choices: []`.
         UsageChoices = "usage_choices",
+        /// (e) A finish reason is one of OpenAI's.
+        Finish = "finish_reason",
+        /// (e) A piece of a tool call says which call it belongs to.
+        ToolCall = "tool_call",
+        /// (e) Arguments of a tool call became text.
+        ToolArguments = "tool_arguments",
+        /// (e) A choice got its delta.
+        Delta = "delta",
+        /// (f) Reasoning got its other name.
+        Reasoning = "reasoning",
+        /// A whole answer got members that OpenAI's clients take for granted.
+        Members = "members",
         /// The provider was finished but did not say `[DONE]`.
         Done = "done",
+    }
+}
+
+impl Endpoint {
+    /// Whose error object its clients read.
+    pub(crate) const fn dialect(self) -> Dialect {
+        match self {
+            Self::Messages => Dialect::Anthropic,
+            Self::Chat | Self::Completions | Self::Embeddings | Self::Responses | Self::Models | Self::Other => {
+                Dialect::OpenAi
+            }
+        }
     }
 }
 
@@ -262,6 +288,10 @@ pub(crate) fn now() -> Instant {
 }
 
 impl Recorder {
+    pub(crate) const fn endpoint(&self) -> Endpoint {
+        self.record.endpoint
+    }
+
     pub(crate) fn new(observer: Arc<dyn RequestObserver>, request_id: RequestId, endpoint: Endpoint) -> Self {
         let record = RequestRecord {
             request_id,

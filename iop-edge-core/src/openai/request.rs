@@ -87,10 +87,11 @@ impl ChatRequest {
         }
         let options = members.stream_options.take().map(|span| (value(&span), span.start));
         let object_end = text.trim_ascii_end().len().saturating_sub(1);
-        let (wants_usage, usage) = plan_usage(stream, options, object_end)?;
+        let (wants_usage, usage) =
+            if kind.asks_for_usage() { plan_usage(stream, options, object_end)? } else { (true, None) };
 
         let prompt_tokens = estimate_prompt_tokens(match kind {
-            Kind::Chat => members.text_bytes,
+            Kind::Chat | Kind::Messages => members.text_bytes,
             // Text, or numbers of tokens: both are about that long.
             Kind::Completions | Kind::Embeddings | Kind::Responses => subject.map_or(0, str::len),
         });
@@ -182,12 +183,12 @@ fn check_subject(kind: Kind, subject: Option<&str>) -> Result<(), ApiError> {
     match (kind, subject) {
         // It has a default.
         (Kind::Completions, _) => Ok(()),
-        (Kind::Chat | Kind::Embeddings | Kind::Responses, None) => refuse("is missing"),
-        (Kind::Chat, Some(text)) if empty(text, '[', ']') => refuse("must be a non-empty array"),
+        (Kind::Chat | Kind::Embeddings | Kind::Responses | Kind::Messages, None) => refuse("is missing"),
+        (Kind::Chat | Kind::Messages, Some(text)) if empty(text, '[', ']') => refuse("must be a non-empty array"),
         (Kind::Embeddings | Kind::Responses, Some(text)) if empty(text, '[', ']') && empty(text, '"', '"') => {
             refuse("must be a non-empty string or array")
         }
-        (Kind::Chat | Kind::Embeddings | Kind::Responses, Some(_)) => Ok(()),
+        (Kind::Chat | Kind::Embeddings | Kind::Responses | Kind::Messages, Some(_)) => Ok(()),
     }
 }
 

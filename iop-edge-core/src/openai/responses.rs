@@ -72,7 +72,13 @@ impl ResponseAnswer {
     /// `model` is what the response says; `tunnel` = by that wire.
     pub(crate) fn new(echo: &Arc<Echo>, model: &str, config: &OpenAiConfig, stream: bool, tunnel: bool) -> Self {
         let source = if tunnel {
-            let wish = Wish { stream, model: None, usage: true, answer: Kind::Chat.answer() };
+            let wish = Wish {
+                stream,
+                model: None,
+                usage: true,
+                answer: Kind::Chat.answer(),
+                mended: Kind::Responses.mended(),
+            };
             let gate = Gate::new(if stream { Form::Events } else { Form::Document });
             let (whole, calls) = (BytesMut::new(), Calls::default());
             Source::Tunnel(Box::new(Tunnel { answer: TunnelAnswer::new(wish), gate, whole, calls }))

@@ -1,4 +1,5 @@
-//! Decides which bytes of a provider's events change on their way to the client: the closed list (a) to (d) of API-10.
+//! Decides which bytes of a provider's events change on their way to the client: (a), (b) and (d) of API-10's closed list; (e)
+//! and (f) are [`Mender`]'s.
 //!
 //! Frames hold whole events of one kind, told by their flags, so nothing is classified again here. Bytes that need no edit
 //! are passed on as they are, without a copy. An edit replaces a span; the rest of its event keeps its bytes.
@@ -15,6 +16,7 @@ use memchr::memchr2;
 
 use self::top_level::{Key, Met, Scan};
 use super::edit::{Splice, splice};
+use super::mend::{Form, Mender, renamed_message};
 use super::record::{Edit, Edits};
 
 /// After this many useless memos none is made any more: the provider writes `model` behind the text.
@@ -35,12 +37,15 @@ pub(crate) struct Rewrite {
     memo: Option<(Bytes, Option<Vec<u8>>)>,
     /// How often the memo was of no use.
     misses: u8,
+    form: Form,
+    mender: Mender,
     edits: Edits,
 }
 
 impl Rewrite {
-    pub(crate) const fn new(model: Option<String>, keep_usage: bool) -> Self {
-        Self { model, keep_usage, at_start: true, memo: None, misses: 0, edits: Edits::new() }
+    pub(crate) const fn new(model: Option<String>, keep_usage: bool, form: Form) -> Self {
+        let mender = Mender::new(form);
+        Self { model, keep_usage, at_start: true, memo: None, misses: 0, form, mender, edits: Edits::new() }
     }
 
     /// Edits made so far.
@@ -60,12 +65,18 @@ impl Rewrite {
             return self.usage(bytes);
         }
         if flags.intersects(FrameFlags::CONTENT.with(FrameFlags::LIFECYCLE)) {
-            return Some(self.rename(bytes));
+            let bytes = self.rename(bytes);
+            return Some(self.mender.events(bytes, &mut self.edits));
         }
         if flags.contains(FrameFlags::TERMINAL) {
             return Some(bytes);
         }
         self.comments(bytes)
+    }
+
+    /// A whole answer as the client may see it.
+    pub(crate) fn document(&mut self, bytes: Bytes) -> Bytes {
+        self.mender.document(bytes, &mut self.edits)
     }
 
     fn without_bom(&mut self, bytes: Bytes) -> Bytes {
@@ -105,7 +116,16 @@ impl Rewrite {
     /// (a)
     fn rename(&mut self, bytes: Bytes) -> Bytes {
         let Some(name) = self.model.take() else { return bytes };
-        let renamed = self.rename_to(bytes, &name);
+        let renamed = match self.form {
+            Form::Chat | Form::Completions | Form::Other => self.rename_to(bytes, &name),
+            Form::Messages => match renamed_message(&bytes, &name) {
+                Some(renamed) => {
+                    self.count(Edit::Model);
+                    renamed
+                }
+                None => bytes,
+            },
+        };
         self.model = Some(name);
         renamed
     }

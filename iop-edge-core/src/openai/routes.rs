@@ -31,7 +31,7 @@ const READ: &str = "GET, HEAD";
 const WRITE: &str = "POST";
 
 /// First segments of the API's other paths.
-const OTHERS: [&str; 18] = [
+const OTHERS: [&str; 17] = [
     "assistants",
     "audio",
     "batches",
@@ -41,7 +41,6 @@ const OTHERS: [&str; 18] = [
     "files",
     "fine_tuning",
     "images",
-    "messages",
     "moderations",
     "realtime",
     "rerank",
@@ -70,11 +69,16 @@ pub(crate) fn resolve(method: &Method, path: &str) -> Route {
         "completions" => by_method(method, WRITE, Route::Ask(Kind::Completions)),
         "responses" => by_method(method, WRITE, Route::Ask(Kind::Responses)),
         "embeddings" => by_method(method, WRITE, Route::Ask(Kind::Embeddings)),
+        "messages" => by_method(method, WRITE, Route::Ask(Kind::Messages)),
         "models" => by_method(method, READ, Route::Models),
         _ => {
             let first = path.split('/').next().unwrap_or_default();
             let stored_chat = path.starts_with("chat/completions/");
-            if stored_chat || OTHERS.contains(&first) { Route::Unsupported } else { Route::Unknown }
+            if stored_chat || path.starts_with("messages/") || OTHERS.contains(&first) {
+                Route::Unsupported
+            } else {
+                Route::Unknown
+            }
         }
     }
 }
@@ -148,7 +152,9 @@ mod tests {
             ("POST", "/v1/completions", Route::Ask(Kind::Completions)),
             ("GET", "/v1/completions", Route::WrongMethod(WRITE)),
             ("GET", "/v1/embeddings/x", Route::Unknown),
-            ("POST", "/v1/messages", Route::Unsupported),
+            ("POST", "/v1/messages", Route::Ask(Kind::Messages)),
+            ("GET", "/v1/messages", Route::WrongMethod(WRITE)),
+            ("POST", "/v1/messages/count_tokens", Route::Unsupported),
             ("GET", "/v1/files/abc/content", Route::Unsupported),
             ("GET", "/v1", Route::Unknown),
             ("GET", "/", Route::Unknown),

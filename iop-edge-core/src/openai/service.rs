@@ -18,7 +18,7 @@ use super::auth::Denied;
 use super::body::OpenAiBody;
 use super::chat::{self, refuse};
 use super::config::OpenAiConfig;
-use super::errors::ApiError;
+use super::errors::{ApiError, Dialect};
 use super::kind::Kind;
 use super::limits;
 use super::models;
@@ -157,7 +157,7 @@ impl OpenAiService {
     }
 
     fn readiness(&self) -> Response<OpenAiBody> {
-        if self.engine.is_ready() { alive() } else { ApiError::not_ready().to_response() }
+        if self.engine.is_ready() { alive() } else { ApiError::not_ready().to_response(Dialect::OpenAi) }
     }
 }
 

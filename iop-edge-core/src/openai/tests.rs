@@ -7,6 +7,7 @@ mod cooling;
 mod cors;
 mod key_limits;
 mod limits;
+mod messages;
 mod passed;
 mod records;
 mod recovery;

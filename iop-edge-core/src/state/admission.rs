@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use iop_execution::{AdapterKey, ModelName, NodeId, Principal, RunId, Target};
 
-use crate::api::{Destination, SubmitError, WireKind};
+use crate::api::{Destination, SubmitError, Wanted, WireKind};
 use crate::catalog::{Candidate, ModelGroup};
 use crate::observe::{Observation, ProviderLevel, WaitOutcome};
 use crate::state::credential::Denial;
@@ -30,7 +30,7 @@ pub(crate) struct Ask {
     pub(crate) run_id: RunId,
     pub(crate) destination: Destination,
     /// The wire the caller insists on.
-    pub(crate) wire: Option<WireKind>,
+    pub(crate) wanted: Option<Wanted>,
     pub(crate) caller: Option<Principal>,
     pub(crate) priority: i8,
     pub(crate) deadline: Option<Instant>,
@@ -71,12 +71,21 @@ impl EdgeState {
     /// Asks for a place. Candidates are resolved afresh here and whenever a waiter is looked at (QUE-3).
     pub(crate) fn submit(&mut self, ask: Ask, now: Instant) -> Result<Admission, SubmitError> {
         self.handle_timeout(now);
-        let Ask { run_id, destination, wire, caller, priority, deadline, prompt_tokens_estimate, prompt_prefix, avoid } =
-            ask;
+        let Ask {
+            run_id,
+            destination,
+            wanted,
+            caller,
+            priority,
+            deadline,
+            prompt_tokens_estimate,
+            prompt_prefix,
+            avoid,
+        } = ask;
         let model = match destination {
             Destination::Model(model) => model,
             Destination::Direct { node, adapter, target } => {
-                let wants = Wants { caller, ..Wants::direct(wire, prompt_tokens_estimate) };
+                let wants = Wants { caller, ..Wants::direct(wanted, prompt_tokens_estimate) };
                 return self.submit_direct(run_id, node, &adapter, target, wants, deadline, now);
             }
         };
@@ -87,7 +96,7 @@ impl EdgeState {
         let (queue_timeout, absence_grace) = (model.queue_timeout, model.absence_grace);
         self.takes_requests(deadline, now)?;
         if let Some(denial) =
-            self.groups.get(at).and_then(|group| self.deny_model(&group.model, run_id, caller.as_ref(), wire))
+            self.groups.get(at).and_then(|group| self.deny_model(&group.model, run_id, caller.as_ref(), wanted))
         {
             return Ok(Admission::Denied(Box::new(denial)));
         }
@@ -96,7 +105,7 @@ impl EdgeState {
             (prefix, None) => prefix,
             (prefix, Some(caller)) => selection::hash(prefix, caller.as_str()),
         };
-        let wants = Wants { model: Some(name), wire, caller, prompt_tokens: prompt_tokens_estimate, prefix, avoid };
+        let wants = Wants { model: Some(name), wanted, caller, prompt_tokens: prompt_tokens_estimate, prefix, avoid };
         let need = self.need(at, &wants);
         let eligible = self.is_eligible(at, &need);
         if !eligible && (absence_grace.is_zero() || !self.is_absent(at, &need)) {
@@ -189,10 +198,10 @@ impl EdgeState {
         let Some(provider) = of_node.find(|provider| key(provider)) else {
             return Err(SubmitError::InvalidRequest("the node has no adapter with that key"));
         };
-        if let Some(denial) = self.deny_direct(provider, &target, run_id, wants.caller.as_ref(), wants.wire) {
+        if let Some(denial) = self.deny_direct(provider, &target, run_id, wants.caller.as_ref(), wants.wanted) {
             return Ok(Admission::Denied(Box::new(denial)));
         }
-        let wire = provider.wire(wants.wire).ok_or(SubmitError::Unavailable)?;
+        let wire = provider.wire(wants.wanted).ok_or(SubmitError::Unavailable)?;
         let id = provider.config.provider_id.clone();
         let retry_after = provider.wear.service().unwrap_or_default().clamp(RETRY_AFTER.0, RETRY_AFTER.1);
         let attempt = self.begin(run_id, wants, deadline, now);
@@ -235,7 +244,7 @@ impl EdgeState {
         });
         Need {
             class: if long { WorkClass::Long } else { WorkClass::Normal },
-            wire: wants.wire,
+            wanted: wants.wanted,
             too_small: contexts.max().unwrap_or(0),
             avoid: wants.avoid.clone(),
             barred: model.map_or_else(Vec::new, |model| self.barred(model, wants.caller.as_ref())),
@@ -262,7 +271,7 @@ impl EdgeState {
             .into_iter()
             .filter(|(.., context)| *context == 0 || *context > too_small)
             .filter_map(|(position, candidate, provider, _)| {
-                let wire = provider.wire(need.wire)?;
+                let wire = provider.wire(need.wanted)?;
                 let limits = provider.online.as_ref()?.limits;
                 let ever_fits = match need.class {
                     WorkClass::Normal => limits.capacity > 0,

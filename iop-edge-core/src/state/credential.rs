@@ -19,7 +19,7 @@ use iop_execution::failure::{BindingField, CredentialReason};
 use iop_execution::{AdapterKey, NodeId, Principal, ProviderId, RunId, Target};
 use iop_wire::{ConfigUpdate, CredentialState, LeaseSigner, NodeConfigPayload, ToNode};
 
-use crate::api::WireKind;
+use crate::api::{Wanted, WireKind};
 use crate::catalog::credentials::{Allowed, Denied, field_of};
 use crate::catalog::{Catalog, CredentialForm, CredentialSource, Credentials, Issuer, ModelGroup};
 use crate::state::EdgeState;
@@ -169,7 +169,7 @@ impl EdgeState {
         model: &ModelGroup,
         run_id: RunId,
         caller: Option<&Principal>,
-        wire: Option<WireKind>,
+        wanted: Option<Wanted>,
     ) -> Option<Denial> {
         let mut denial: Option<(Denied, Denial)> = None;
         for candidate in &model.candidates {
@@ -178,7 +178,7 @@ impl EdgeState {
             let denied = self.allowed(provider, caller, model.name.as_str())?.err()?;
             let refused = matches!(denied, Denied::Refused(_));
             if denial.as_ref().is_none_or(|(first, _)| refused && matches!(first, Denied::Barred(_))) {
-                denial = Some((denied, denial_of(provider, candidate.target.clone(), run_id, wire, denied)));
+                denial = Some((denied, denial_of(provider, candidate.target.clone(), run_id, wanted, denied)));
             }
         }
         denial.map(|(_, denial)| denial)
@@ -191,10 +191,10 @@ impl EdgeState {
         target: &Target,
         run_id: RunId,
         caller: Option<&Principal>,
-        wire: Option<WireKind>,
+        wanted: Option<Wanted>,
     ) -> Option<Denial> {
         let denied = self.allowed(provider, caller, target.as_str())?.err()?;
-        Some(denial_of(provider, target.clone(), run_id, wire, denied))
+        Some(denial_of(provider, target.clone(), run_id, wanted, denied))
     }
 
     /// What the lease of a reserved attempt is to be made of; `None` if its provider needs none, or if it can't be sent any
@@ -336,11 +336,11 @@ fn denial_of(
     provider: &ProviderState,
     target: Target,
     run_id: RunId,
-    wire: Option<WireKind>,
+    wanted: Option<Wanted>,
     denied: Denied,
 ) -> Denial {
     // Whatever it would have been used by: nothing is sent.
-    let wire = wire.or_else(|| provider.wire(None)).unwrap_or(match provider.config.wire {
+    let wire = wanted.map(Wanted::wire).or_else(|| provider.wire(None)).unwrap_or(match provider.config.wire {
         iop_wire::WireMode::Auto => WireKind::Tunnel,
         iop_wire::WireMode::Run => WireKind::Run,
     });

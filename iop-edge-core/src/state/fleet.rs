@@ -7,7 +7,7 @@ use iop_credential_lease::BindingField;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, Target};
 use iop_wire::{NodeConfigPayload, ProviderConfig, ProviderReady, ReadyTarget, WireMode};
 
-use crate::api::WireKind;
+use crate::api::{Wanted, WireKind};
 use crate::catalog::credentials::Bound;
 use crate::catalog::{Candidate, Catalog, DEFAULT_CAPACITY, ModelGroup};
 use crate::state::id::{Generation, ProviderKey};
@@ -33,6 +33,7 @@ pub(crate) struct Online {
     draining: bool,
     runs: bool,
     tunnels: bool,
+    messages: bool,
 }
 
 /// One configured provider.
@@ -58,7 +59,7 @@ pub(crate) struct ProviderState {
 
 impl ProviderState {
     /// How it would serve a request that insists on `wanted`; `None` = not now (SEL-3).
-    pub(crate) fn wire(&self, wanted: Option<WireKind>) -> Option<WireKind> {
+    pub(crate) fn wire(&self, wanted: Option<Wanted>) -> Option<WireKind> {
         let usable = self.enabled && self.in_service && !self.overlay.is_lowered();
         let online = self.online.as_ref().filter(|online| usable && !online.draining)?;
         let tunnels = match self.config.wire {
@@ -69,8 +70,9 @@ impl ProviderState {
         let run = online.runs.then_some(WireKind::Run);
         match wanted {
             None => tunnel.or(run),
-            Some(WireKind::Run) => run,
-            Some(WireKind::Tunnel) => tunnel,
+            Some(Wanted::Wire(WireKind::Run)) => run,
+            Some(Wanted::Wire(WireKind::Tunnel)) => tunnel,
+            Some(Wanted::Messages) => tunnel.filter(|_| online.messages),
         }
     }
 
@@ -101,12 +103,13 @@ impl ProviderState {
             limits = PlaceLimits { capacity, long: long.min(limits.long) };
         }
         let adapter = in_force.adapter.clone();
-        let (runs, tunnels) = (report.runs, report.tunnels);
+        let (runs, tunnels, messages) = (report.runs, report.tunnels, report.messages);
         let raised = self.overlay.begin(generation, &adapter);
         let bound = Bound::of(in_force);
         let settled =
             is_bound_alike(in_force, &self.config) && pushed.is_none_or(|new| is_bound_alike(new, &self.config));
-        self.online = Some(Online { generation, limits, adapter, bound, settled, suspect, draining, runs, tunnels });
+        self.online =
+            Some(Online { generation, limits, adapter, bound, settled, suspect, draining, runs, tunnels, messages });
         (self.tools, self.reasoning) = (report.tools, report.reasoning);
         self.listed.clone_from(&report.targets);
         raised

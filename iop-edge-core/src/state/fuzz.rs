@@ -19,7 +19,7 @@ use super::queue::Avoid;
 use super::selection::LeastLoaded;
 use super::wear::Verdict;
 use super::{CancelReached, EdgeState};
-use crate::api::{Destination, WireKind};
+use crate::api::{Destination, Wanted, WireKind};
 use crate::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
 use crate::observe::Observation;
 use crate::token::{Token, TokenKind};
@@ -319,7 +319,12 @@ impl World {
         let ask = Ask {
             run_id: RunId::from_bytes(run),
             destination,
-            wire: [None, None, Some(WireKind::Run), Some(WireKind::Tunnel)][choices.below(4)],
+            wanted: [
+                None,
+                Some(Wanted::Messages),
+                Some(Wanted::Wire(WireKind::Run)),
+                Some(Wanted::Wire(WireKind::Tunnel)),
+            ][choices.below(4)],
             caller: choices.flag().then(|| Principal::new(choices.pick(&["p", "q"])).unwrap()),
             priority: i8::from_ne_bytes([choices.byte()]),
             deadline: choices.flag().then(|| self.now + Duration::from_millis(choices.number().min(60_000))),
@@ -448,6 +453,7 @@ fn offered(id: &str, choices: &mut Choices<'_>) -> ProviderReady {
         runs: !choices.flag(),
         tools: false,
         reasoning: false,
+        messages: choices.flag(),
         targets,
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use iop_execution::{Principal, ProviderId};
 
-use crate::api::WireKind;
+use crate::api::Wanted;
 use crate::state::fair::{FairClock, Turn};
 use crate::state::id::AttemptId;
 use crate::state::ledger::WorkClass;
@@ -21,7 +21,7 @@ pub(crate) struct Need {
     /// The class of its place.
     pub(crate) class: WorkClass,
     /// The wire it insists on; none = whatever the provider is used by (SEL-3).
-    pub(crate) wire: Option<WireKind>,
+    pub(crate) wanted: Option<Wanted>,
     /// The largest known context among the model's candidates that is too small for it; 0 = none is. Requests between the
     /// same two context lengths need the same.
     pub(crate) too_small: u64,

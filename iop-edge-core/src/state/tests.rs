@@ -111,6 +111,7 @@ pub(crate) fn provider_ready(id: &str, targets: &[&str]) -> ProviderReady {
         runs: true,
         tools: false,
         reasoning: false,
+        messages: false,
         targets: targets.collect(),
     }
 }
@@ -149,7 +150,7 @@ fn ask(model: &str, run: u8) -> Ask {
     Ask {
         run_id: RunId::from_bytes([run; 16]),
         destination: Destination::Model(ModelName::new(model).unwrap()),
-        wire: None,
+        wanted: None,
         caller: None,
         priority: 0,
         deadline: None,

@@ -268,6 +268,7 @@ impl From<ProviderReady> for proto::ProviderReady {
             runs: provider.runs,
             tools: provider.tools,
             reasoning: provider.reasoning,
+            messages: provider.messages,
             targets: provider
                 .targets
                 .into_iter()
@@ -291,6 +292,7 @@ impl TryFrom<proto::ProviderReady> for ProviderReady {
             runs: provider.runs,
             tools: provider.tools,
             reasoning: provider.reasoning,
+            messages: provider.messages,
             targets: list(provider.targets, MAX_TARGETS, "too many targets", |ready| {
                 Ok(ReadyTarget { target: target(&ready.target)?, context_length: ready.context_length })
             })?,

@@ -119,6 +119,7 @@ impl From<CapabilitiesResult> for node_command_response::CapabilitiesResult {
             tools: capabilities.tools,
             reasoning: capabilities.reasoning,
             embeddings: capabilities.embeddings,
+            messages: capabilities.messages,
             health: health.map(|health| node_command_response::TargetHealth {
                 target: health.target.as_str().to_owned(),
                 status: proto::ProviderHealth::from(health.status).into(),
@@ -140,6 +141,7 @@ impl TryFrom<node_command_response::CapabilitiesResult> for CapabilitiesResult {
         capabilities.tools = result.tools;
         capabilities.reasoning = result.reasoning;
         capabilities.embeddings = result.embeddings;
+        capabilities.messages = result.messages;
         let health = result.health.map(|health| {
             Ok(TargetHealth {
                 target: target(&health.target)?,

@@ -160,6 +160,7 @@ fn to_edge() -> Vec<(&'static str, ToEdge)> {
         runs: true,
         tools: true,
         reasoning: true,
+        messages: false,
         targets: vec![ReadyTarget { target: target("m"), context_length: 8192 }],
     };
     let with_usage = RunEvent { seq: 6, kind: RunEventKind::Complete(FinishReason::Length), usage: Some(usage()) };

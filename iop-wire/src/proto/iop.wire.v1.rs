@@ -275,6 +275,9 @@ pub struct ProviderReady {
     pub reasoning: bool,
     #[prost(message, repeated, tag = "7")]
     pub targets: ::prost::alloc::vec::Vec<ReadyTarget>,
+    /// It serves POST /v1/messages.
+    #[prost(bool, tag = "8")]
+    pub messages: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -682,6 +685,8 @@ pub mod node_command_response {
         /// Of the target that was asked for.
         #[prost(message, optional, tag = "9")]
         pub health: ::core::option::Option<TargetHealth>,
+        #[prost(bool, tag = "10")]
+        pub messages: bool,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     #[prost(skip_debug)]

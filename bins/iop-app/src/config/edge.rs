@@ -65,6 +65,8 @@ pub struct EdgeConfig {
     pub response_model: ResponseModelConfig,
     /// Web pages of other origins.
     pub cors: CorsConfig,
+    /// `/v1/models` lists models too that no provider can serve now.
+    pub list_unavailable: bool,
     /// Limits of the OpenAI listener.
     pub limits: LimitsConfig,
     /// Connections of Nodes.

@@ -19,6 +19,7 @@ fn code(name: &str) -> FailureCode {
         | "no_final_newline"
         | "cut_mid_json_clean"
         | "empty_stream"
+        | "only_done"
         | "ollama_compat_error_mid" => FailureCode::ProviderEndedWithoutTerminal,
         name if STRICT_TUNNEL.contains(&name) => FailureCode::ProviderProtocol,
         name if name.starts_with("http_") || name.starts_with("error_") => FailureCode::ProviderRejected,

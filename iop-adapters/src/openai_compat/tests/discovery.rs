@@ -48,6 +48,28 @@ async fn llama_cpp_tells_its_slots_and_its_real_context() {
 }
 
 #[tokio::test]
+async fn a_server_serves_messages_if_it_has_the_path() {
+    // API-1: vLLM and Ollama say that the path takes another method, others that there is none, some answer anything
+    let ask = async |status: Option<u16>, models: &str| {
+        let mut builder = ScriptedBackend::builder().route("GET", "/v1/models", list(models));
+        if let Some(status) = status {
+            builder = builder.route("GET", "/v1/messages", Answer::json(status, "{}"));
+        }
+        let backend = builder.start().await.unwrap();
+        let adapter = adapter(&backend);
+        adapter.start().await.unwrap();
+        adapter.start().await.unwrap();
+        let asked = backend.received().iter().filter(|request| request.path == "/v1/messages").count();
+        (adapter.capabilities().messages, asked)
+    };
+    let (vllm, llama) = (r#"{"id":"m","owned_by":"vllm"}"#, r#"{"id":"m","owned_by":"llamacpp"}"#);
+    assert_eq!(ask(Some(405), vllm).await, (true, 1), "it is asked once");
+    assert_eq!(ask(Some(200), vllm).await, (false, 1));
+    assert_eq!(ask(None, r#"{"id":"m"}"#).await, (false, 1));
+    assert_eq!(ask(None, llama).await, (true, 0), "it does not tell");
+}
+
+#[tokio::test]
 async fn a_server_is_known_by_the_owner_of_its_models() {
     // ADP-1, BIN-1
     for (models, want) in [

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Error as IoError, ErrorKind};
 
+use iop_execution::testkit::Answer;
 use tokio::time::{Instant, timeout};
 
 use super::*;
@@ -373,6 +374,22 @@ async fn an_unknown_kind_is_judged_by_a_token_where_tokens_are_free_and_else_not
         let adapter = OpenAiCompat::with_upstream(config, Arc::clone(&engine) as Arc<dyn Upstream>).unwrap();
         assert_eq!((adapter.probe_health(&target("m")).await, tokens_asked(&engine)), (want, asked), "{url}");
     }
+}
+
+#[tokio::test]
+async fn a_server_that_answers_for_any_model_proves_only_those_that_it_lists() {
+    // ADP-2: llama.cpp with one model does not look at the name
+    let answer = Answer::json(200, iop_execution::testkit::cases::full_answer().to_string());
+    let backend = ScriptedBackend::builder()
+        .route("GET", "/v1/models", Answer::json(200, r#"{"data":[{"id":"m"}]}"#))
+        .route("POST", "/v1/chat/completions", answer)
+        .start()
+        .await
+        .unwrap();
+    let adapter = adapter(&backend);
+    adapter.start().await.unwrap();
+    assert_eq!(adapter.probe_health(&target("m")).await, Health::Available);
+    assert_eq!(adapter.probe_health(&target("other")).await, Health::Unknown);
 }
 
 #[tokio::test]

@@ -179,6 +179,11 @@ async fn wrong_kinds_of_answers_are_named() {
         assert_eq!(failure.code, FailureCode::ProviderProtocol, "{what}");
         assert!(!format!("{failure:?}").contains("SENTINEL"), "SEC-2: {what}");
     }
+    let gave_up = Answer::json(200, full.replace("\"stop\"", "\"abort\""));
+    let backend = ScriptedBackend::builder().model("m", gave_up).start().await.unwrap();
+    let frames = collect(&mut tunnel(&adapter(&backend), "m", false)).await;
+    let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+    assert_eq!(failure.code, FailureCode::ProviderRejected, "ADP-3: an answer that was given up is none");
     let error = Answer::json(200, r#"{"error":{"message":"SENTINEL","code":503}}"#);
     for stream in [true, false] {
         let backend = ScriptedBackend::builder().model("m", error.clone()).start().await.unwrap();

@@ -287,7 +287,9 @@ pub(super) async fn submit_with(edge: &Edge, request: Submit, between: impl FnOn
         between(admitted);
         Payload::Run { input: Bytes::from_static(INPUT) }
     };
-    dispatch::submit(edge.shared(), request, Some(crate::api::WireKind::Run), prepare).await.unwrap()
+    dispatch::submit(edge.shared(), request, Some(crate::api::Wanted::Wire(crate::api::WireKind::Run)), prepare)
+        .await
+        .unwrap()
 }
 
 pub(super) fn run_output(submitted: Submitted) -> RunStream {

@@ -15,13 +15,15 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 
 use crate::openai::config::{JOIN_BYTES, MAX_HELD_ANSWER_BYTES, MAX_HELD_LIFECYCLE_BYTES};
-use crate::openai::errors::ApiError;
+use crate::openai::errors::{ApiError, Dialect};
 
 /// How a failure after the commit is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// An event stream: by one more event.
     Events,
+    /// An event stream of Anthropic's API: by one more event.
+    Messages,
     /// One JSON document: by cutting it.
     Document,
 }
@@ -29,7 +31,7 @@ pub(crate) enum Form {
 impl Form {
     const fn held_limit(self) -> usize {
         match self {
-            Self::Events => MAX_HELD_LIFECYCLE_BYTES,
+            Self::Events | Self::Messages => MAX_HELD_LIFECYCLE_BYTES,
             Self::Document => MAX_HELD_ANSWER_BYTES,
         }
     }
@@ -99,7 +101,10 @@ impl Gate {
 
     /// The answer failed.
     pub(crate) fn fail(&mut self, error: ApiError) {
-        let event = error.to_event();
+        let event = match self.form {
+            Form::Events | Form::Document => error.to_event(Dialect::OpenAi),
+            Form::Messages => error.to_event(Dialect::Anthropic),
+        };
         self.fail_with(error, event);
     }
 
@@ -112,7 +117,7 @@ impl Gate {
                 self.phase = Phase::Refused(Box::new(error));
             }
             Phase::Open => {
-                if self.form == Form::Events {
+                if self.form != Form::Document {
                     self.push(event);
                 }
                 self.phase = Phase::Broken(Box::new(error));
@@ -276,7 +281,7 @@ mod tests {
                 while let Some(bytes) = gate.take() {
                     early.push_str(std::str::from_utf8(&bytes).unwrap());
                 }
-                let error = String::from_utf8(ApiError::bad_gateway("!").to_event().to_vec()).unwrap();
+                let error = String::from_utf8(ApiError::bad_gateway("!").to_event(Dialect::OpenAi).to_vec()).unwrap();
                 assert_eq!(early.replace(&error, "!"), seen, "{inputs:?}");
             }
         }

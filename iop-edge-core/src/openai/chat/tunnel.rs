@@ -22,6 +22,7 @@ use iop_execution::{
 use super::commit::Gate;
 use crate::openai::config::{DONE_LINGER, ERROR_LINGER, MAX_ANSWER_BYTES, MAX_EVENT_BYTES, MAX_PROVIDER_ERROR_BYTES};
 use crate::openai::errors::ApiError;
+use crate::openai::mend::Form;
 use crate::openai::provider_error::ProviderSaid;
 use crate::openai::record::Edit;
 use crate::openai::rewrite::top_level::{Key, Met, Scan};
@@ -39,6 +40,8 @@ pub(crate) struct Wish {
     pub(crate) usage: bool,
     /// The array without which a whole answer is none.
     pub(crate) answer: Key,
+    /// What of it is looked into.
+    pub(crate) mended: Form,
 }
 
 #[derive(Debug)]
@@ -70,6 +73,7 @@ pub(crate) struct TunnelAnswer {
     rewrite: Rewrite,
     model: Option<String>,
     answer: Key,
+    mended: Form,
     usage: Option<Usage>,
     tool_call: bool,
 }
@@ -80,9 +84,10 @@ impl TunnelAnswer {
             stream: wish.stream,
             stage: Stage::Head,
             parts: BytesMut::new(),
-            rewrite: Rewrite::new(wish.model.clone(), wish.usage),
+            rewrite: Rewrite::new(wish.model.clone(), wish.usage, wish.mended),
             model: wish.model,
             answer: wish.answer,
+            mended: wish.mended,
             usage: None,
             tool_call: false,
         }
@@ -238,6 +243,10 @@ impl TunnelAnswer {
                 if !self.parts.is_empty() {
                     return self.fail(Some(protocol("the provider's last event is incomplete")), gate);
                 }
+                if self.mended == Form::Messages {
+                    // Its last event is one of its own, which nobody else can make.
+                    return self.fail(Some(protocol("the provider's answer has no end")), gate);
+                }
                 self.rewrite.count(Edit::Done);
                 gate.hold(Bytes::from_static(DONE));
                 gate.complete();
@@ -246,6 +255,11 @@ impl TunnelAnswer {
                 Ok(renamed) => {
                     if renamed {
                         self.rewrite.count(Edit::Model);
+                    }
+                    // One that is too large to be held passes as it is.
+                    if !gate.is_committed() {
+                        let whole = self.rewrite.document(gate.take_all());
+                        gate.hold(whole);
                     }
                     gate.complete();
                 }

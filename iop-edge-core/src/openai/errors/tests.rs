@@ -11,7 +11,7 @@ fn failure(code: FailureCode) -> ExecutionFailure {
 
 /// Status, type, code.
 fn shown(error: &ApiError) -> (u16, Value, Value) {
-    let object: Value = serde_json::from_slice(&error.to_json()).unwrap();
+    let object: Value = serde_json::from_slice(&error.to_json(Dialect::OpenAi)).unwrap();
     let keys: Vec<_> = object["error"].as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(keys, ["code", "message", "param", "type"], "the object is exact");
     assert_eq!(object.as_object().unwrap().len(), 1);
@@ -107,7 +107,7 @@ fn a_providers_refused_credential_repeats_nothing() {
     // SEC-2
     let error = failure(FailureCode::ProviderRejected).with_status(401);
     let mapped = ApiError::from_failure(&error, Some("Incorrect API key SENTINEL".into()));
-    assert!(!String::from_utf8(mapped.to_json()).unwrap().contains("SENTINEL"));
+    assert!(!String::from_utf8(mapped.to_json(Dialect::OpenAi)).unwrap().contains("SENTINEL"));
 }
 
 #[test]
@@ -115,10 +115,14 @@ fn a_client_is_not_told_why_a_lease_was_refused() {
     // CRD-5
     use iop_execution::failure::{BindingField, CredentialReason};
     let error = failure(FailureCode::CredentialRejected);
-    let plain = ApiError::from_failure(&error, None).to_json();
+    let plain = ApiError::from_failure(&error, None).to_json(Dialect::OpenAi);
     for reason in CredentialReason::PLAIN.iter().copied().chain([CredentialReason::BindingMismatch(BindingField::Slot)])
     {
-        assert_eq!(ApiError::from_failure(&error.clone().with_credential(reason), None).to_json(), plain, "{reason}");
+        assert_eq!(
+            ApiError::from_failure(&error.clone().with_credential(reason), None).to_json(Dialect::OpenAi),
+            plain,
+            "{reason}"
+        );
     }
     assert!(String::from_utf8(plain).unwrap().contains("No credential may be used"));
 }
@@ -145,26 +149,26 @@ fn waits_are_whole_seconds_and_capped() {
     // API-5
     for (ms, seconds) in [(0, "1"), (1, "1"), (1_001, "2"), (60_000, "60"), (3_600_000, "60")] {
         let error = ApiError::from_submit(&SubmitError::QueueFull { retry_after: Duration::from_millis(ms) }, "m");
-        assert_eq!(error.to_response().headers()[RETRY_AFTER], seconds);
+        assert_eq!(error.to_response(Dialect::OpenAi).headers()[RETRY_AFTER], seconds);
     }
     let limited = failure(FailureCode::ProviderRejected).with_status(429).with_retry_after_ms(Some(300_000));
-    assert_eq!(ApiError::from_failure(&limited, None).to_response().headers()[RETRY_AFTER], "60");
+    assert_eq!(ApiError::from_failure(&limited, None).to_response(Dialect::OpenAi).headers()[RETRY_AFTER], "60");
 }
 
 #[test]
 fn special_headers_stand_where_they_belong() {
     // API-5, API-13
-    assert_eq!(ApiError::unauthorized().to_response().headers()[WWW_AUTHENTICATE], "Bearer");
-    let draining = ApiError::from_submit(&SubmitError::ShuttingDown, "m").to_response();
+    assert_eq!(ApiError::unauthorized().to_response(Dialect::OpenAi).headers()[WWW_AUTHENTICATE], "Bearer");
+    let draining = ApiError::from_submit(&SubmitError::ShuttingDown, "m").to_response(Dialect::OpenAi);
     assert_eq!(
         (&draining.headers()[CONNECTION], &draining.headers()[RETRY_AFTER]),
         (&"close".parse().unwrap(), &"1".parse().unwrap())
     );
-    assert_eq!(ApiError::method_not_allowed("POST").to_response().headers()[ALLOW], "POST");
+    assert_eq!(ApiError::method_not_allowed("POST").to_response(Dialect::OpenAi).headers()[ALLOW], "POST");
 }
 
 fn check_retry(error: &ApiError) {
-    let response = error.to_response();
+    let response = error.to_response(Dialect::OpenAi);
     let wait = response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap().parse::<u64>().unwrap());
     match error.status().as_u16() {
         429 | 503 => assert!(wait.is_some_and(|wait| (1..=60).contains(&wait)), "{error:?}"),
@@ -245,7 +249,7 @@ fn the_documented_table_is_what_is_sent() {
     let sent: Vec<_> = every_error()
         .iter()
         .map(|error| {
-            let headers = error.to_response().headers().clone();
+            let headers = error.to_response(Dialect::OpenAi).headers().clone();
             let header = |name: &str| headers.contains_key(name);
             (shown(error), (header("retry-after"), header("connection"), header("allow"), header("www-authenticate")))
         })

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json, value::RawValue};
 
 use super::*;
+use crate::openai::errors::Dialect;
 
 fn parse(body: impl Into<Bytes>) -> Result<ChatRequest, ApiError> {
     ChatRequest::parse(body.into(), Kind::Chat)
@@ -14,7 +15,7 @@ fn edited(body: &str, target: &str) -> String {
 /// Status, param and message of the refusal.
 fn refusal(body: impl Into<Bytes>) -> (u16, Value, String) {
     let error = parse(body).unwrap_err();
-    let object: Value = serde_json::from_slice(&error.to_json()).unwrap();
+    let object: Value = serde_json::from_slice(&error.to_json(Dialect::OpenAi)).unwrap();
     let message = object["error"]["message"].as_str().unwrap().to_owned();
     (error.status().as_u16(), object["error"]["param"].clone(), message)
 }

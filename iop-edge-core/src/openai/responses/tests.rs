@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::openai::errors::Dialect;
 
 fn id() -> String {
     "resp_00".to_owned()
@@ -17,7 +18,7 @@ fn chat(body: Value) -> Value {
 fn refusal(body: Value) -> (Value, Value) {
     let error = read(body.to_string().into(), id()).unwrap_err();
     assert_eq!(error.status(), 400, "{body}");
-    let object: Value = serde_json::from_slice(&error.to_json()).unwrap();
+    let object: Value = serde_json::from_slice(&error.to_json(Dialect::OpenAi)).unwrap();
     (object["error"]["param"].clone(), object["error"]["code"].clone())
 }
 

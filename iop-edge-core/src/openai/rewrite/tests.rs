@@ -5,7 +5,7 @@ use super::*;
 const CONTENT: FrameFlags = FrameFlags::CONTENT;
 
 fn renamer() -> Rewrite {
-    Rewrite::new(Some("\"public\"".into()), true)
+    Rewrite::new(Some("\"public\"".into()), true, Form::Chat)
 }
 
 fn one(rewrite: &mut Rewrite, text: &str, flags: FrameFlags) -> Option<String> {
@@ -18,8 +18,8 @@ fn only_the_value_of_the_top_level_model_changes() {
     for (event, want) in [
         ("data: {\"id\":1,\"model\":\"t\",\"x\":0.10}\n\n", "data: {\"id\":1,\"model\":\"public\",\"x\":0.10}\n\n"),
         (
-            "data:{\"choices\":[{\"model\":\"t\"}],\"model\" : \"t\\\"\"}\r\n\r\n",
-            "data:{\"choices\":[{\"model\":\"t\"}],\"model\" : \"public\"}\r\n\r\n",
+            "data:{\"choices\":[{\"delta\":{\"model\":\"t\"}}],\"model\" : \"t\\\"\"}\r\n\r\n",
+            "data:{\"choices\":[{\"delta\":{\"model\":\"t\"}}],\"model\" : \"public\"}\r\n\r\n",
         ),
         (
             "id: 7\rdata: {\rdata: \"model\":\rdata: \"t\"}\r\r",
@@ -41,7 +41,7 @@ fn only_the_value_of_the_top_level_model_changes() {
 fn what_needs_no_edit_is_not_copied() {
     // API-10
     for (mut rewrite, text) in [
-        (Rewrite::new(None, true), "data: {\"model\":\"t\"}\r\n\r\n"),
+        (Rewrite::new(None, true, Form::Chat), "data: {\"model\":\"t\"}\r\n\r\n"),
         (renamer(), "data: {\"model\":\"public\"}\n\n"),
         (renamer(), "data: {\"choices\":[]}\n\n"),
     ] {
@@ -78,7 +78,7 @@ fn a_mark_and_blocks_without_data_never_reach_a_client() {
     assert_eq!(one(&mut rewrite, "1: 2\n\n", FrameFlags::NONE), None, "a field needs no letters");
     assert_eq!(one(&mut rewrite, "\u{feff}: hi\n\n", FrameFlags::NONE), None, "a mark in the middle is none");
     assert_eq!((rewrite.edits().count(Edit::Bom), rewrite.edits().count(Edit::NoData)), (1, 5));
-    let mut rewrite = Rewrite::new(None, true);
+    let mut rewrite = Rewrite::new(None, true, Form::Chat);
     assert_eq!(one(&mut rewrite, "\u{feff}data: {}\n\n", CONTENT).as_deref(), Some("data: {}\n\n"));
 }
 
@@ -86,7 +86,7 @@ fn a_mark_and_blocks_without_data_never_reach_a_client() {
 fn a_usage_report_passes_only_if_asked_for_and_with_its_choices() {
     // API-4, API-10 d
     let usage = FrameFlags::USAGE;
-    let mut unasked = Rewrite::new(None, false);
+    let mut unasked = Rewrite::new(None, false, Form::Chat);
     assert_eq!(one(&mut unasked, "data: {\"choices\":[],\"usage\":{}}\n\n", usage), None);
     assert_eq!(unasked.edits().count(Edit::UsageDropped), 1);
     for (event, want) in [
@@ -98,7 +98,7 @@ fn a_usage_report_passes_only_if_asked_for_and_with_its_choices() {
             "data: {\"choices\":[],\"usage\":1}\n\ndata: {\"choices\":[],\ndata: \"usage\":2}\r\n\r\n",
         ),
     ] {
-        assert_eq!(one(&mut Rewrite::new(None, true), event, usage).as_deref(), Some(want));
+        assert_eq!(one(&mut Rewrite::new(None, true, Form::Chat), event, usage).as_deref(), Some(want));
     }
 }
 
@@ -123,7 +123,7 @@ proptest! {
         // API-10 a
         let (model, text) = (super::super::edit::quoted(&model), super::super::edit::quoted(&text));
         let event = |model: &str| {
-            let choices = format!("\"choices\":[{{\"model\":1,\"t\":{text}}}]");
+            let choices = format!("\"choices\":[{{\"delta\":{{}},\"model\":1,\"t\":{text}}}]");
             let rest = format!("\"id\":\"{id}\",\"model\":{model}");
             let json = if choices_first { format!("{choices},{rest}") } else { format!("{rest},{choices}") };
             format!("data: {{{json}}}{end}{end}")

@@ -11,6 +11,7 @@ pub(crate) enum Key {
     Model,
     Choices,
     Data,
+    Content,
     Error,
     Other,
 }
@@ -165,6 +166,7 @@ impl Scan {
                     Some(b"model") => Key::Model,
                     Some(b"choices") => Key::Choices,
                     Some(b"data") => Key::Data,
+                    Some(b"content") => Key::Content,
                     Some(b"error") => Key::Error,
                     _ => Key::Other,
                 };

@@ -365,7 +365,7 @@ async fn an_event_in_parts_is_one_event_and_bounded() {
 async fn a_buffered_answer_is_checked_renamed_and_of_known_length() {
     // API-7, API-10 a
     let json = || head(200, "application/json");
-    let answer = "\n\n{\"choices\":[{\"model\":\"org/target\"}],\"model\":\"org/target\",\"usage\":{\"n\":1.50}}\n";
+    let answer = "\n\n{\"choices\":[{\"logprobs\":null,\"model\":\"org/target\"}],\"model\":\"org/target\",\"usage\":{\"n\":1.50}}\n";
     let want = answer.replace("\"model\":\"org/target\",\"usage\"", "\"model\":\"m\",\"usage\"");
     for cut in 0..answer.len() {
         let (a, b) = answer.split_at(cut);

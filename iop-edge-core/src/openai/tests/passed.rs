@@ -107,7 +107,7 @@ async fn without_a_provider_that_takes_tunnels_it_is_typed() {
     for (path, ask) in [("/v1/embeddings", EMBED), ("/v1/completions", COMPLETE)] {
         let rig = Rig::new([run()]);
         let (status, text) = rig.ask(path, ask).await;
-        assert_eq!((status, &error_of(&text)["code"]), (501, &json!("unsupported_endpoint")), "{path}");
+        assert_eq!((status, &error_of(&text)["code"]), (404, &json!("unsupported_endpoint")), "{path}");
         let rig = Rig::new([run()]);
         let (status, text) = rig.ask(path, &ask.replace("\"m\"", "\"absent\"")).await;
         assert_eq!((status, &error_of(&text)["code"]), (503, &json!("no_provider_available")), "{path}");

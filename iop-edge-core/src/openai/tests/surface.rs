@@ -43,7 +43,7 @@ async fn what_is_not_here_is_typed() {
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models/m", 405, "method_not_allowed"),
         ("GET", "/v1/responses/resp_1", 501, "unsupported_endpoint"),
-        ("POST", "/v1/messages", 501, "unsupported_endpoint"),
+        ("POST", "/v1/messages/count_tokens", 501, "unsupported_endpoint"),
         ("GET", "/embeddings", 405, "method_not_allowed"),
         ("GET", "/v1/nothing", 404, "unknown_url"),
         ("GET", "/", 404, "unknown_url"),

@@ -5,7 +5,7 @@ use super::*;
 mod model;
 
 fn need(class: WorkClass) -> Need {
-    Need { class, wire: None, too_small: 0, avoid: None, barred: Vec::new() }
+    Need { class, wanted: None, too_small: 0, avoid: None, barred: Vec::new() }
 }
 
 fn ticket(arrival: u64, priority: i8, caller: &str, since: Instant) -> Ticket {

@@ -212,7 +212,7 @@ impl World {
                 let mut candidates = 0;
                 for candidate in &group.model.candidates {
                     let Some(online) = state.fleet.provider(&candidate.provider).and_then(|p| {
-                        p.wire(need.wire)?;
+                        p.wire(need.wanted)?;
                         p.online.clone()
                     }) else {
                         continue;

@@ -360,12 +360,35 @@ fn the_provider_decides_the_wire() {
         let mut request = ready("n1", 1, &["a"]);
         (request.providers[0].tunnels, request.providers[0].runs) = (tunnels, runs);
         state.handle_ready(id, request, now);
-        let admission = state.submit(Ask { wire: wanted, ..ask("m", 1) }, now);
+        let admission = state.submit(Ask { wanted: wanted.map(Wanted::Wire), ..ask("m", 1) }, now);
         match expected {
             Some(wire) => assert_eq!(grant(admission).wire, wire),
             None => assert_eq!(admission, Err(SubmitError::Unavailable)),
         }
     }
+}
+
+#[test]
+fn messages_go_only_to_who_speaks_them() {
+    // API-1, SEL-3
+    let now = Instant::now();
+    let mut state = new_state(
+        Catalog::builder()
+            .node(node_entry("n1", &[("a", 1, 0), ("b", 1, 0)]))
+            .model(group("m", &["a", "b"]))
+            .build()
+            .unwrap(),
+    );
+    let id = registered(&mut state, "n1", now);
+    let mut request = ready("n1", 1, &["a", "b"]);
+    for (provider, messages) in request.providers.iter_mut().zip([false, true]) {
+        (provider.tunnels, provider.messages) = (true, messages);
+    }
+    state.handle_ready(id, request, now);
+    let ask = || Ask { wanted: Some(Wanted::Messages), ..ask("m", 1) };
+    let granted = grant(state.submit(ask(), now));
+    assert_eq!((granted.provider.as_str(), granted.wire), ("b", WireKind::Tunnel));
+    assert!(matches!(state.submit(ask(), now), Ok(Admission::Queued(..))), "it waits for the one that does");
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn ends() -> Vec<ChatCase> {
         case("eof_after_delta", after_text([]).close(), CUT),
         case("rst_after_delta", after_text([]).wait(GAP).reset(), CUT),
         case("empty_stream", sse([]), NOTHING),
-        case("only_done", sse([done()]), Expected { text: "", end: CaseEnd::Ok }),
+        case("only_done", sse([done()]), Expected { text: "", end: CaseEnd::Error }),
         case("llama_killed", after_text([]).close(), CUT),
         case(
             "ollama_compat_error_mid",

@@ -170,14 +170,15 @@ fn registers() -> impl Strategy<Value = RegisterRequest> {
 
 fn readies() -> impl Strategy<Value = NodeReadyRequest> {
     let target = (targets(), any::<u64>()).prop_map(|(target, context_length)| ReadyTarget { target, context_length });
-    let provider = (name(), any::<u32>(), any::<[bool; 4]>(), proptest::collection::vec(target, 0..4)).prop_map(
-        |(id, max_concurrency, [tunnels, runs, tools, reasoning], targets)| ProviderReady {
+    let provider = (name(), any::<u32>(), any::<[bool; 5]>(), proptest::collection::vec(target, 0..4)).prop_map(
+        |(id, max_concurrency, [tunnels, runs, tools, reasoning, messages], targets)| ProviderReady {
             provider_id: ProviderId::new(id).unwrap(),
             max_concurrency,
             tunnels,
             runs,
             tools,
             reasoning,
+            messages,
             targets,
         },
     );
@@ -192,8 +193,8 @@ fn answers() -> impl Strategy<Value = CommandResponse> {
         status,
         health_observation_seq: NonZeroU64::new(seq).unwrap(),
     });
-    let capabilities = (name(), any::<[bool; 6]>(), any::<u32>(), proptest::option::of(health)).prop_map(
-        |(adapter, [runs, tunnels, commands, tools, reasoning, embeddings], limit, health)| {
+    let capabilities = (name(), any::<[bool; 7]>(), any::<u32>(), proptest::option::of(health)).prop_map(
+        |(adapter, [runs, tunnels, commands, tools, reasoning, embeddings, messages], limit, health)| {
             let mut capabilities = Capabilities::runs_only()
                 .with_max_concurrency(NonZeroU32::new(limit % 3))
                 .with_features(tools, reasoning);
@@ -201,6 +202,7 @@ fn answers() -> impl Strategy<Value = CommandResponse> {
             capabilities.tunnels = tunnels;
             capabilities.commands = commands;
             capabilities.embeddings = embeddings;
+            capabilities.messages = messages;
             CapabilitiesResult { adapter: AdapterKey::new(adapter).unwrap(), capabilities, health }
         },
     );

@@ -240,6 +240,7 @@ impl LoadedEdge {
             .with_request_deadline(Some(deadline));
         let origins = AllowedOrigins::new(&self.config.cors.allowed_origins);
         openai.cors = origins.map_err(|error| unusable("cors", error))?;
+        openai.list_unavailable = self.config.list_unavailable;
         openai.max_extra_attempts = self.config.recovery.max_extra_attempts;
         openai.keepalive_after = Duration::from_millis(self.config.recovery.keepalive_after_ms);
         openai.max_body_bytes = usize::try_from(self.config.limits.request_body_bytes).unwrap_or(usize::MAX);

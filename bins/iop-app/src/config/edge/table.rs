@@ -425,6 +425,7 @@ pub static EDGE: Object = Object {
             "name of the model in answers; default requested",
         ),
         optional("cors", Kind::Object(&CORS), "web pages of other origins"),
+        optional("list_unavailable", Kind::Bool, "/v1/models also lists what no provider can serve now; default false"),
         optional("limits", Kind::Object(&LIMITS), "limits of the OpenAI listener"),
         optional("link", Kind::Object(&LINK), "connections of Nodes"),
         optional("observability", Kind::Object(&OBSERVABILITY), "logs"),
