@@ -124,7 +124,7 @@ fn check_object(tree: &mut Tree, object: &'static Object, problems: &mut Problem
             let known: Vec<_> = object.fields.iter().map(|field| field.name).collect();
             problems.error(
                 entry.at,
-                format!("{} has no key `{}`", object.name, entry.key.escape_debug()),
+                format!("{} has no key `{}`", object.name, secret::without_tokens(&entry.key).escape_debug()),
                 did_you_mean(&entry.key, &known),
             );
         }
