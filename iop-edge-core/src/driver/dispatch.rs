@@ -19,7 +19,7 @@ use crate::driver::run::{Commit, Piece, Run, RunIdentity, cancelled, failed};
 use crate::driver::shared::{Shared, now};
 use crate::driver::stream::{Source, ended};
 use crate::observe::{CredentialRefuser, Observation};
-use crate::state::{Admission, Ask, AttemptId, Avoid, Denial, Grant, PreSendEnd};
+use crate::state::{Admission, Ask, AttemptId, Avoid, Denial, Grant, NoOrder, PreSendEnd};
 
 /// Longest HTTP method of a tunnel: none that is registered is longer, and no other part of a request is unbounded.
 const MAX_METHOD: usize = 32;
@@ -190,8 +190,13 @@ fn open(
     // Most requests need none, and pay nothing for it.
     let tries = if grant.needs_lease { ISSUE_TRIES } else { 0 };
     for _ in 0..tries {
-        lease = issue(shared, grant)?;
-        if shared.with(|core, _| core.state.lease_fits(grant.attempt, lease.as_ref().map(|lease| &lease.order))) {
+        lease = match issue(shared, grant) {
+            // `dispatch` says what became of it.
+            Err(NoLease::NoOrder(NoOrder::Gone)) => break,
+            made => made?,
+        };
+        let order = lease.as_ref().map(|lease| &lease.order);
+        if shared.with(|core, _| core.state.lease_fits(grant.attempt, order)) != Ok(false) {
             break;
         }
     }
@@ -204,9 +209,14 @@ fn open(
         .with(|core, now| {
             let id = core.state.dispatch(grant.attempt, now)?;
             let order = lease.as_ref().map(|lease| &lease.order);
-            if !core.state.lease_fits(grant.attempt, order) {
+            let fits = match core.state.lease_fits(grant.attempt, order) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(Unsent::Refused("its credentials change faster than leases are made")),
+                Err(none) => Err(none.into()),
+            };
+            if let Err(unsent) = fits {
                 core.state.handle_withdrawn(grant.attempt, now);
-                return Err(Unsent::Refused("its credentials change faster than leases are made"));
+                return Err(unsent);
             }
             if let Err(problem) = legal {
                 core.state.handle_withdrawn(grant.attempt, now);
@@ -248,10 +258,19 @@ impl From<PreSendEnd> for Unsent {
     }
 }
 
+impl From<NoOrder> for Unsent {
+    fn from(none: NoOrder) -> Self {
+        match none {
+            NoOrder::Denied(reason) => Self::Denied(reason),
+            NoOrder::Gone => Self::Ended(PreSendEnd::Disconnected),
+        }
+    }
+}
+
 impl From<NoLease> for Unsent {
     fn from(none: NoLease) -> Self {
         match none {
-            NoLease::Denied(reason) => Self::Denied(reason),
+            NoLease::NoOrder(none) => none.into(),
             NoLease::Failed => Self::Refused("no credential lease can be made for it"),
         }
     }
@@ -265,7 +284,7 @@ fn pre_send(shared: &Shared, unsent: Unsent, grant: &Grant) -> Piece {
         Unsent::Ended(PreSendEnd::Cancelled) => cancelled(wire, CancelReason::Client),
         Unsent::Ended(PreSendEnd::Deadline) => cancelled(wire, CancelReason::EdgeDeadline),
         Unsent::Ended(PreSendEnd::Disconnected) => {
-            let message = "the connection to the node ended before the request was sent";
+            let message = "the node or its provider went away before the request was sent";
             failed(wire, 1, ExecutionFailure::refused(FailureCode::Disconnected, message))
         }
         Unsent::Refused(problem) => {

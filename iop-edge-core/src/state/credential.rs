@@ -74,6 +74,21 @@ impl LeaseOrder {
     }
 }
 
+/// Why a reserved attempt can have no lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoOrder {
+    /// None may be issued for it.
+    Denied(CredentialReason),
+    /// It is over, or what it was to be sent to is away or about to change: it must not be sent, with a lease or without.
+    Gone,
+}
+
+impl From<CredentialReason> for NoOrder {
+    fn from(reason: CredentialReason) -> Self {
+        Self::Denied(reason)
+    }
+}
+
 /// What a Node was told of credentials.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Told {
@@ -197,18 +212,17 @@ impl EdgeState {
         Some(denial_of(provider, target.clone(), run_id, wanted, denied))
     }
 
-    /// What the lease of a reserved attempt is to be made of; `None` if its provider needs none, or if it can't be sent any
-    /// more (then `dispatch` says why). The order of CRD-15; the first that fails is the answer.
+    /// What the lease of a reserved attempt is to be made of; `None` if its provider needs none. The order of CRD-15; the
+    /// first that fails is the answer.
     ///
     /// The provider's part is what its Node has in force: that is what the Node compares with.
-    pub(crate) fn lease_order(&self, attempt: AttemptId) -> Result<Option<LeaseOrder>, CredentialReason> {
-        let (Some(entry), Some(lease)) = (self.attempts.get(&attempt), self.ledger.lease(attempt)) else {
-            return Ok(None);
-        };
+    pub(crate) fn lease_order(&self, attempt: AttemptId) -> Result<Option<LeaseOrder>, NoOrder> {
+        let entry = self.attempts.get(&attempt).ok_or(NoOrder::Gone)?;
+        let lease = self.ledger.lease(attempt).ok_or(NoOrder::Gone)?;
         let online = self.fleet.provider(&lease.provider).and_then(|provider| provider.online.as_ref());
-        let Some(online) = online.filter(|online| online.generation == lease.generation) else {
-            return Ok(None);
-        };
+        // While its Node may have another config than it is given, nobody knows which credential it would ask for.
+        let online = online.filter(|online| online.generation == lease.generation && online.settled);
+        let online = online.ok_or(NoOrder::Gone)?;
         let Some(bound) = online.bound.clone().map_err(|field| mismatch(field_of(field)))? else {
             return Ok(None);
         };
@@ -223,16 +237,16 @@ impl EdgeState {
         let node = NodeName::new(lease.node.as_str()).map_err(name)?;
         let run = RunName::new(entry.run_id.to_string()).map_err(name)?;
         if self.revisions.is_stale(&slot.name, slot.revision) {
-            return Err(CredentialReason::StaleRevision);
+            return Err(CredentialReason::StaleRevision.into());
         }
         let connection = self.registry.dispatchable(&lease.node, lease.generation);
         let Some((id, (recipient, generation))) = connection.and_then(|id| Some((id, self.registry.recipient(id)?)))
         else {
-            return Ok(None);
+            return Err(NoOrder::Gone);
         };
         // Who has not proved which Node it is gets no key of it (CRD-10).
         if self.verified_identity(id).is_none() {
-            return Err(mismatch(BindingField::Node));
+            return Err(mismatch(BindingField::Node).into());
         }
         let recipient = recipient.cloned().ok_or(CredentialReason::WrongRecipient)?;
         let binding = Binding {
@@ -257,13 +271,13 @@ impl EdgeState {
         }))
     }
 
-    /// A lease that was issued meanwhile is still what this attempt needs: asked in one step with sending it.
-    pub(crate) fn lease_fits(&self, attempt: AttemptId, issued: Option<&LeaseOrder>) -> bool {
-        match (self.lease_order(attempt), issued) {
-            (Ok(Some(now)), Some(issued)) => now.is_like(issued),
-            (Ok(None), None) => true,
-            (Ok(Some(_)), None) | (Ok(None) | Err(_), _) => false,
-        }
+    /// Whether a lease that was issued meanwhile is still what this attempt needs: asked in one step with sending it.
+    pub(crate) fn lease_fits(&self, attempt: AttemptId, issued: Option<&LeaseOrder>) -> Result<bool, NoOrder> {
+        Ok(match (self.lease_order(attempt)?, issued) {
+            (Some(now), Some(issued)) => now.is_like(issued),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        })
     }
 
     /// A new config is in force at this Edge.

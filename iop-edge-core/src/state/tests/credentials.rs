@@ -11,6 +11,7 @@ use crate::catalog::{
     RouteName, Scope, SlotSecret,
 };
 use crate::observe::Violation;
+use crate::state::credential::NoOrder;
 
 fn slot(name: &str, revision: u64) -> CredentialSlot {
     CredentialSlot::new(SlotName::new(name).unwrap(), revision, Arc::new(SlotSecret::new(b"sk-SENTINEL".to_vec())))
@@ -230,7 +231,7 @@ fn a_slot_that_nobody_may_use_refuses_what_was_chosen_and_nothing_stands_in_for_
         assert_eq!(denied(state.submit(by("team-a", "paid", 1), now)), reason, "known before it waits");
         let chosen = grant(state.submit(by("team-a", "mixed", 2), now));
         assert_eq!(chosen.provider.as_str(), "a", "the choice does not look at the slot");
-        assert_eq!(state.lease_order(chosen.attempt).unwrap_err(), reason);
+        assert_eq!(state.lease_order(chosen.attempt).unwrap_err(), reason.into());
     }
 }
 
@@ -256,14 +257,14 @@ fn a_lease_is_made_of_what_the_node_has_and_for_this_run_alone() {
     assert_eq!(binding.run.as_str(), RunId::from_bytes([1; 16]).to_string());
     assert_eq!((order.revision, order.generation), (3, 99));
     assert_eq!(order.recipient.id(), key.id());
-    assert!(state.lease_fits(attempt, Some(&order)) && !state.lease_fits(attempt, None));
+    assert_eq!([Some(&order), None].map(|issued| state.lease_fits(attempt, issued)), [Ok(true), Ok(false)]);
     // A rotation in between: another lease is needed.
     state.apply_config(Arc::new(catalog(8, &issuer, vec![slot("s1", 4), slot("s2", 1)])), now).unwrap();
-    assert!(!state.lease_fits(attempt, Some(&order)));
+    assert_eq!(state.lease_fits(attempt, Some(&order)), Ok(false));
     assert_eq!(state.lease_order(attempt).unwrap().unwrap().revision, 4);
     // A revision that goes back is one that the Nodes refuse: it is not sent.
     state.apply_config(Arc::new(catalog(9, &issuer, vec![slot("s1", 2), slot("s2", 1)])), now).unwrap();
-    assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::StaleRevision);
+    assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::StaleRevision.into());
 }
 
 #[test]
@@ -273,7 +274,7 @@ fn a_node_without_a_key_gets_no_lease_and_no_call_without_one() {
     let mut state = new_state(catalog(7, &issuer, vec![slot("s1", 1), slot("s2", 1)]));
     connect_with(&mut state, bytes::Bytes::new(), now);
     let attempt = grant(state.submit(by("team-a", "paid", 1), now)).attempt;
-    assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::WrongRecipient);
+    assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::WrongRecipient.into());
 }
 
 #[test]
@@ -312,4 +313,31 @@ fn requests_wait_while_a_node_may_have_another_credential_than_is_configured() {
     assert_eq!(granted(&all), [waiting]);
     assert_eq!(news(&all, id), [(vec![issuer.public_bytes()], vec![state_of("s2", 1, false)], false)]);
     assert_eq!(state.lease_order(waiting).unwrap().unwrap().binding.slot.as_str(), "s2");
+}
+
+#[test]
+fn what_needs_a_lease_is_not_sent_without_one_when_its_provider_goes_or_changes() {
+    // CRD-5, CRD-15, CFG-2: granted, and the config changes before the request is sent
+    let slots = || vec![slot("s1", 1), slot("s2", 1)];
+    for gone in [true, false] {
+        let (now, issuer, key) = (Instant::now(), issuer(), RecipientKey::generate().unwrap());
+        let mut state = new_state(catalog(7, &issuer, slots()));
+        connect_with_key(&mut state, &key, now);
+        let attempt = grant(state.submit(by("team-a", "paid", 1), now)).attempt;
+        let order = state.lease_order(attempt).unwrap().unwrap();
+        let new = if gone {
+            let mut node = catalog(8, &issuer, slots()).nodes()[0].clone();
+            node.providers[0].enabled = false;
+            Catalog::builder()
+                .revision(8)
+                .suspicion_withdraw(None)
+                .node(node)
+                .credentials(credentials(&issuer, slots()))
+        } else {
+            managed(8, "s2", credentials(&issuer, slots()))
+        };
+        state.apply_config(Arc::new(new.build().unwrap()), now).unwrap();
+        assert_eq!(state.lease_order(attempt).unwrap_err(), NoOrder::Gone, "gone {gone}");
+        assert_eq!([Some(&order), None].map(|issued| state.lease_fits(attempt, issued)), [Err(NoOrder::Gone); 2]);
+    }
 }
