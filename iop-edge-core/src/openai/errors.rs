@@ -40,7 +40,7 @@ pub(crate) struct ApiError {
     ended_by: EndedBy,
     /// What kind of failure of an attempt it is, if another attempt could help (REC-5).
     cause: Option<Cause>,
-    /// The Edge has tried again already: clients should not.
+    /// Clients should not try again: the Edge has, or it would end the same way.
     spent: bool,
 }
 
@@ -308,7 +308,7 @@ impl ApiError {
             }
             // Of who refused and why, a client is told nothing; the log says it (CRD-5).
             FailureCode::CredentialRejected => {
-                Self { message: "No credential may be used for this request.".into(), ..Self::auth_failed() }
+                Self { message: "No credential may be used for this request.".into(), ..Self::auth_failed() }.spent()
             }
             FailureCode::DeadlineExceeded => Self::deadline(),
             FailureCode::Disconnected

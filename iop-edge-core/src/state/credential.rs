@@ -8,7 +8,7 @@
 //! A slot's new revision is used at once and told to the Nodes a little later ([`REVISION_OVERLAP`]): leases of the one
 //! before that are on their way stay good. Whatever takes a slot away is told at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,9 @@ use crate::state::timers::Timer;
 /// How long Nodes still take leases of the revision before a slot's present one. Less than the interval of the heartbeat, so
 /// that they are told within one (CRD-8).
 pub const REVISION_OVERLAP: Duration = Duration::from_secs(20);
+
+/// How many older revisions of a slot Nodes take at once: one that is rotated more often than that loses its oldest early.
+const MAX_HELD_REVISIONS: usize = 8;
 
 /// What is known of a request that no credential was issued for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,8 +102,8 @@ pub(crate) struct Told {
 /// What of earlier configs still counts.
 #[derive(Debug, Default)]
 pub(crate) struct Revisions {
-    /// Slots whose Nodes still take an older revision: which, and until when.
-    held: BTreeMap<SlotName, (u64, Instant)>,
+    /// Older revisions of slots that their Nodes still take, and until when each; oldest first.
+    held: BTreeMap<SlotName, VecDeque<(u64, Instant)>>,
     /// The highest revision there was of each slot: Nodes refuse leases of a lower one, and never forget.
     highest: BTreeMap<SlotName, u64>,
 }
@@ -117,8 +120,12 @@ impl Revisions {
             let before = self.highest.get(&slot.name).copied();
             let enabled = slot.status == SlotStatus::Enabled;
             if let Some(before) = before.filter(|before| enabled && *before < slot.revision) {
-                let oldest = self.held.get(&slot.name).map_or(before, |(oldest, _)| *oldest);
-                self.held.insert(slot.name.clone(), (oldest, now + REVISION_OVERLAP));
+                // Each has its own time, so that no row of rotations keeps an old one good (CRD-8).
+                let held = self.held.entry(slot.name.clone()).or_default();
+                held.push_back((before, now + REVISION_OVERLAP));
+                if held.len() > MAX_HELD_REVISIONS {
+                    held.pop_front();
+                }
             } else if !enabled {
                 self.held.remove(&slot.name);
             }
@@ -129,16 +136,19 @@ impl Revisions {
     }
 
     fn due(&self) -> Option<Instant> {
-        self.held.values().map(|(_, until)| *until).min()
+        self.held.values().filter_map(|held| Some(held.front()?.1)).min()
     }
 
     fn settle(&mut self, now: Instant) {
-        self.held.retain(|_, (_, until)| *until > now);
+        self.held.retain(|_, held| {
+            held.retain(|(_, until)| *until > now);
+            !held.is_empty()
+        });
     }
 
     /// The oldest revision that Nodes take.
     fn least(&self, slot: &SlotName, revision: u64) -> u64 {
-        self.held.get(slot).map_or(revision, |(oldest, _)| *oldest)
+        self.held.get(slot).and_then(VecDeque::front).map_or(revision, |(oldest, _)| *oldest)
     }
 
     fn is_stale(&self, slot: &SlotName, revision: u64) -> bool {

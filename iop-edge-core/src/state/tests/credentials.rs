@@ -75,7 +75,7 @@ fn connect_with_key(state: &mut EdgeState, key: &RecipientKey, now: Instant) -> 
 fn connect_with(state: &mut EdgeState, recipient_key: bytes::Bytes, now: Instant) -> ConnectionId {
     let id = state.handle_opened(proven(), 99, now).unwrap();
     state.handle_hello(id, &hello(), now);
-    state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, now);
+    state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, 5, now);
     state.handle_ready(id, ready("n1", 7, &["a"]), now);
     id
 }
@@ -138,7 +138,7 @@ fn a_key_that_anybody_could_open_leases_of_ends_the_connection() {
     let id = state.handle_opened(proven(), 99, now).unwrap();
     state.handle_hello(id, &hello(), now);
     let recipient_key = bytes::Bytes::from_static(&[0; 32]);
-    state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, now);
+    state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, 5, now);
     let violated = Effect::Observe(Observation::Violated { violation: Violation::Malformed });
     assert!(effects(&mut state).contains(&violated));
 }
@@ -339,5 +339,75 @@ fn what_needs_a_lease_is_not_sent_without_one_when_its_provider_goes_or_changes(
         state.apply_config(Arc::new(new.build().unwrap()), now).unwrap();
         assert_eq!(state.lease_order(attempt).unwrap_err(), NoOrder::Gone, "gone {gone}");
         assert_eq!([Some(&order), None].map(|issued| state.lease_fits(attempt, issued)), [Err(NoOrder::Gone); 2]);
+    }
+}
+
+#[test]
+fn no_row_of_rotations_keeps_an_old_revision_good() {
+    // CRD-8: each is taken for one overlap after it was replaced
+    let (start, issuer, key) = (Instant::now(), issuer(), RecipientKey::generate().unwrap());
+    let mut state = new_state(catalog(7, &issuer, vec![slot("s1", 1), slot("s2", 1)]));
+    let id = connect_with_key(&mut state, &key, start);
+    effects(&mut state);
+    let half = REVISION_OVERLAP / 2;
+    for round in 0..6_u32 {
+        let (now, revision) = (start + half * round, u64::from(round) + 2);
+        state.handle_timeout(now);
+        // Replaced one and two rounds ago: the one before last ends now.
+        let oldest = revision.saturating_sub(2).max(1);
+        let told = news(&effects(&mut state), id);
+        let expected = (round > 1).then(|| (vec![issuer.public_bytes()], vec![state_of("s1", oldest, false)], false));
+        assert_eq!(told, expected.into_iter().collect::<Vec<_>>(), "round {round}");
+        state
+            .apply_config(Arc::new(catalog(revision + 7, &issuer, vec![slot("s1", revision), slot("s2", 1)])), now)
+            .unwrap();
+        assert_eq!(news(&effects(&mut state), id), []);
+    }
+    // However many there are, what is remembered of them is bounded.
+    for revision in 10..40 {
+        let now = start + half * 6;
+        state
+            .apply_config(Arc::new(catalog(revision + 7, &issuer, vec![slot("s1", revision), slot("s2", 1)])), now)
+            .unwrap();
+    }
+    let last = news(&effects(&mut state), id).pop().unwrap();
+    assert_eq!(last.1, [state_of("s1", 31, false)]);
+}
+
+#[test]
+fn a_record_that_becomes_managed_needs_an_identity_before_any_secret_is_compared() {
+    // REG-6, CRD-10
+    let (now, issuer) = (Instant::now(), issuer());
+    let slots = || vec![slot("s1", 1), slot("s2", 1)];
+    let plain = |revision| {
+        let mut node = managed(revision, "s1", credentials(&issuer, slots())).build().unwrap().nodes()[0].clone();
+        node.providers[0].config.credential = None;
+        Catalog::builder().revision(revision).suspicion_withdraw(None).node(node).build().unwrap()
+    };
+    let mut state = new_state(plain(7));
+    let id = registered(&mut state, "n1", now);
+    state.handle_ready(id, ready("n1", 7, &["a"]), now);
+    effects(&mut state);
+    state.apply_config(Arc::new(catalog(8, &issuer, slots())), now).unwrap();
+    let closed = |effect: &Effect| {
+        matches!(effect, Effect::Close { connection, code, .. }
+        if *connection == id && *code == CloseCode::IdentityRevoked)
+    };
+    assert!(effects(&mut state).iter().any(closed), "it ends at once: nothing runs");
+    // Without an id in the record, too: a good secret and a bad one look the same.
+    for token in [secret("n1"), secret("n1").replace('s', "t")] {
+        let mut node = catalog(9, &issuer, slots()).nodes()[0].clone();
+        node.token_id = None;
+        let unnamed = Catalog::builder().revision(9).suspicion_withdraw(None).node(node);
+        let mut state = new_state(unnamed.credentials(credentials(&issuer, slots())).build().unwrap());
+        let id = state.handle_opened(PeerIdentity::default(), 1, now).unwrap();
+        state.handle_hello(id, &hello(), now);
+        let request = RegisterRequest { token: Redacted::new(token), ..register("n1") };
+        state.handle_register(id, &request, 5, 5, now);
+        let refused = effects(&mut state).into_iter().find_map(|effect| match effect {
+            Effect::Publish(EdgeNodeEvent::Refused { reason, .. }) => Some(reason),
+            _ => None,
+        });
+        assert_eq!(refused, Some(RefusalReason::IdentityRequired));
     }
 }
