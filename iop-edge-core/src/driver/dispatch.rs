@@ -12,7 +12,9 @@ use iop_wire::limits::INITIAL_WINDOW;
 use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
 use tokio::sync::oneshot;
 
-use crate::api::{Admitted, CommitMark, EndNotes, Output, Payload, Submit, SubmitError, Submitted, Wanted, WireKind};
+use crate::api::{
+    Admitted, CommitMark, EndNote, EndNotes, Output, Payload, Submit, SubmitError, Submitted, Wanted, WireKind,
+};
 use crate::catalog::RetryOn;
 use crate::driver::lease::{self, ISSUE_TRIES, NoLease, issue};
 use crate::driver::run::{Commit, Piece, Run, RunIdentity, cancelled, failed};
@@ -140,7 +142,9 @@ fn turned_away(shared: &Shared, denial: Denial) -> Submitted {
     let output = ended(run_id, refused(shared, run_id, reason, wire));
     let retry_on = RetryOn::NONE;
     let admitted = Admitted { run_id, node, provider, adapter, target, wire, queued: Duration::ZERO, retry_on };
-    Submitted { admitted, commit: CommitMark::default(), notes: EndNotes::default(), output }
+    let notes = EndNotes::default();
+    notes.set(EndNote::NotSent);
+    Submitted { admitted, commit: CommitMark::default(), notes, output }
 }
 
 /// Counts and logs a request that no lease is issued for. The log names the reason, the client is told none.
@@ -160,6 +164,7 @@ fn dispatch(
     let (payload, body) = split(payload, grant.wire)?;
     let window = shared.pool.window();
     let head = head(request, grant, body.len(), window, now());
+    let notes = commit.notes.clone();
     let opened = open(shared, grant, payload, head, commit, window);
     Ok(match opened {
         Ok(run) => {
@@ -169,6 +174,7 @@ fn dispatch(
             source.into_output(grant.run_id, grant.wire)
         }
         Err(unsent) => {
+            notes.set(EndNote::NotSent);
             // Where it still holds its place, that is free before its end is seen.
             shared.with(|core, now| core.state.abandon(grant.attempt, now));
             ended(grant.run_id, pre_send(shared, unsent, grant))
