@@ -20,6 +20,7 @@ use iop_credential_lease::{
     RunName, TargetName, UpstreamOrigin,
 };
 use iop_edge_core::REVISION_OVERLAP;
+use iop_edge_core::api::{Admitted, EndNote, Engine, Payload, Submit, WireKind};
 use iop_edge_core::catalog::{
     Catalog, CredentialForm, CredentialProfile, CredentialRoute, CredentialSlot, CredentialSource, Credentials,
     PrincipalName, ProfileName, RouteName, Scope, SlotName, SlotSecret, SlotStatus, Strategy,
@@ -29,7 +30,7 @@ use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_execution::failure::{BindingField, CredentialReason};
 use iop_execution::testkit::{Script, ScriptHandle, ScriptedProvider, alone};
-use iop_execution::{AdapterKey, Principal, Provider, RunId};
+use iop_execution::{AdapterKey, ModelName, Principal, Provider, RunId};
 use iop_node_core::{LeaseOutcome, NodeObserver};
 use iop_tests::pair::{Managed, Pair, PairPlan, PairProvider, Tap, changed};
 use iop_tests::wire_client::{Answer, Request};
@@ -323,6 +324,16 @@ impl Stage {
         });
     }
 
+    /// Whether the engine says of a request of this caller that it was not sent: it costs nobody anything (CRD-12).
+    async fn never_sent(&self, principal: &str) -> bool {
+        let mut asked = Submit::to_model(ModelName::new("paid").unwrap());
+        asked.principal = Some(Principal::new(principal).unwrap());
+        asked.wire = Some(WireKind::Run);
+        let prepare = Box::new(|_: &Admitted| Payload::Run { input: Bytes::from_static(b"{}") });
+        let submitted = Engine::submit(self.pair.edge(), asked, prepare).await.unwrap();
+        submitted.notes.get() == Some(&EndNote::NotSent)
+    }
+
     /// One request ends as refused for this reason, and nobody else was asked: not the backend, not the spare, not once more.
     async fn refused(&self, model: &str, by: CredentialRefuser, reason: CredentialReason) {
         let (before, issued) = (self.paid.calls().len(), self.counts.issued());
@@ -371,6 +382,8 @@ async fn what_no_route_allows_and_what_is_taken_away_is_refused_before_anything_
     let stranger = Request::chat("paid", false).key(&stage.keys[1]);
     assert_eq!(stage.pair.ask(&stranger).await.status(), 502);
     let mismatch = CredentialReason::BindingMismatch(BindingField::Route);
+    assert_eq!(stage.counts.refused(), [(CredentialRefuser::Edge, mismatch)]);
+    assert!(stage.never_sent("team-b").await);
     assert_eq!(stage.counts.refused(), [(CredentialRefuser::Edge, mismatch)]);
     // To this caller the spare is the only candidate there is.
     let shared = Request::chat("shared", true).key(&stage.keys[1]);
@@ -615,6 +628,11 @@ async fn a_request_whose_provider_goes_while_its_lease_is_made_is_not_sent_witho
     assert_eq!(answer.status(), 503, "it may come again: {}", answer.text());
     assert_eq!((stage.counts.issued(), stage.counts.refused(), stage.paid.calls()), (0, vec![], vec![]));
     assert!(stage.between.last.lock().unwrap().is_none());
+    let mut stage = Stage::new().await;
+    race(&mut stage, |_, catalog| {
+        changed(&catalog, |nodes, _| nodes[0].providers.iter_mut().for_each(|provider| provider.enabled = false))
+    });
+    assert!(stage.never_sent("team-a").await);
 }
 
 #[tokio::test(start_paused = true)]
