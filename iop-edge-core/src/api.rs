@@ -106,6 +106,7 @@ pub enum WireKind {
 
 /// What a request insists on in a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(not(feature = "driver"), allow(dead_code, reason = "only the driver asks"))]
 pub(crate) enum Wanted {
     Wire(WireKind),
     /// A tunnel to a provider that serves Anthropic's messages.
@@ -384,6 +385,7 @@ impl EndNotes {
     }
 
     /// The first note stands.
+    #[cfg_attr(not(feature = "driver"), allow(dead_code, reason = "only the driver notes"))]
     pub(crate) fn set(&self, note: EndNote) {
         let _second = self.0.set(note);
     }
