@@ -203,7 +203,7 @@ async fn make(name: &str, secret: Option<String>, target: &Target) -> Result<(),
         Ok(effect) => effect,
         Err(failure) => {
             // A file that nothing names is no secret of anything.
-            if let Some((path, _)) = stored.filter(|_| in_file(&file).is_ok_and(|now| now.len() < records.len())) {
+            if let Some((path, _)) = stored {
                 let _best_effort = std::fs::remove_file(path);
             }
             return Err(failure);
@@ -211,7 +211,7 @@ async fn make(name: &str, secret: Option<String>, target: &Target) -> Result<(),
     };
     if target.edge.json {
         say_json(&serde_json::json!({ "name": name, "revision": 1, "status": "enabled", "effect": effect }));
-        return Ok(());
+        return effect.settled();
     }
     say(format!("slot {name} is made"));
     note(told(&effect, Some(&file)));
@@ -222,7 +222,7 @@ async fn make(name: &str, secret: Option<String>, target: &Target) -> Result<(),
              - {{ name: default, principals: [\"*\"], slots: [{name}] }}"
         ));
     }
-    Ok(())
+    effect.settled()
 }
 
 /// A path as `edge.yaml` can name it: from its own directory where that is possible.
@@ -271,7 +271,7 @@ async fn set(name: &str, status: SlotStatusConfig, target: &Target) -> Result<()
         say(format!("slot {name} is {}", word(status)));
         note(told(&effect, Some(&file)));
     }
-    Ok(())
+    effect.settled()
 }
 
 async fn rotate(name: &str, in_place: bool, target: &Target) -> Result<(), Failure> {
