@@ -153,11 +153,17 @@ fn unusable(problems: &Problems) -> Failure {
 /// Writes records, once the whole config is known to be usable with them, and tells a running Edge. An error means that
 /// nothing was written.
 async fn put(target: &Target, form: &'static Form, file: &Path, lines: &[String]) -> Result<Effect, Failure> {
+    let loaded = write(target, form, file, lines)?;
+    Ok(target.reload(&loaded).await)
+}
+
+/// The first half of [`put`].
+fn write(target: &Target, form: &'static Form, file: &Path, lines: &[String]) -> Result<LoadedEdge, Failure> {
     let text = record::file_text(form, lines);
     let loaded = target.load_with(Some((file, &text)))?;
     files::replace(file, &text, Readers::Owner)
         .map_err(|error| Failure::fatal(format!("can't write {}: {error}; nothing was changed", file.display())))?;
-    Ok(target.reload(&loaded).await)
+    Ok(loaded)
 }
 
 /// What is written, for people.

@@ -9,9 +9,9 @@ use clap::Subcommand;
 use iop_edge_core::catalog::{CredentialForm, CredentialSource as _, SlotName, SlotSecret};
 use serde::Serialize;
 
-use super::{Target, by_hand, put, record, say_json, told};
+use super::{Effect, Target, by_hand, put, record, say_json, told, write};
 use crate::config::LoadedEdge;
-use crate::config::edge::credentials::{SlotRecord, SlotStatusConfig};
+use crate::config::edge::credentials::{ProfileRecord, SlotRecord, SlotStatusConfig};
 use crate::config::edge::records::{self, SLOTS};
 use crate::config::secret::{MAX_SECRET_BYTES, SecretReference, resolve_path};
 use crate::exit::Failure;
@@ -69,7 +69,7 @@ pub enum SlotCommand {
     Rotate {
         /// Its name
         name: String,
-        /// Don't read it: it was changed where it is
+        /// Don't read it: it was changed where it is. `env:` needs a restart of the Edge, too
         #[arg(long)]
         in_place: bool,
         /// The config
@@ -283,16 +283,16 @@ async fn rotate(name: &str, in_place: bool, target: &Target) -> Result<(), Failu
         return Err(revoked(name));
     }
     let place = SecretReference::parse(&record.secret).map_err(Failure::usage)?;
+    let (mut stored, mut restart) = (None, None);
     match place {
-        _ if in_place => {}
+        SecretReference::Env(variable) if in_place => {
+            // A process keeps the environment it was started with, so that nobody is told.
+            restart = Some(format!("a running Edge keeps the old {variable}: restart it with the new one"));
+        }
+        SecretReference::File(_) | SecretReference::Command(_) if in_place => {}
         SecretReference::File(path) => {
             let path = resolve_path(target.config.parent().unwrap_or(Path::new("")), &path);
-            let secret = read_secret()?;
-            let failed = |error: std::io::Error| {
-                Failure::fatal(format!("can't write {}: {error}; nothing was changed", path.display()))
-            };
-            std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).map_err(failed)?;
-            files::replace(&path, &format!("{secret}\n"), Readers::Owner).map_err(failed)?;
+            stored = Some((path, read_secret()?));
         }
         SecretReference::Env(_) | SecretReference::Command(_) => {
             return Err(Failure::usage(format!(
@@ -304,15 +304,59 @@ async fn rotate(name: &str, in_place: bool, target: &Target) -> Result<(), Failu
     }
     record.revision = record.revision.saturating_add(1);
     let (revision, status) = (record.revision, record.status);
-    let effect = put(target, &SLOTS, &file, &lines(&records)).await?;
+    let lines = lines(&records);
+    let effect = match (stored, restart) {
+        (Some((path, secret)), _) => put_secret(name, (&path, &secret), target, (&file, &lines)).await?,
+        (None, Some(next)) => {
+            write(target, &SLOTS, &file, &lines)?;
+            Effect::Written { next }
+        }
+        (None, None) => put(target, &SLOTS, &file, &lines).await?,
+    };
     if target.edge.json {
         say_json(&serde_json::json!({ "name": name, "revision": revision, "status": word(status), "effect": effect }));
-        return Ok(());
+        return effect.settled();
     }
     say(format!("slot {name} has revision {revision} and is {}", word(status)));
     note(told(&effect, Some(&file)));
     if status == SlotStatusConfig::Disabled {
         note(format!("`iop slot enable {name}` lets it be used"));
+    }
+    Ok(())
+}
+
+/// Writes a new secret and then its slot's new revision. An error means that neither was changed.
+pub(super) async fn put_secret(
+    name: &str,
+    (path, secret): (&Path, &str),
+    target: &Target,
+    (file, lines): (&Path, &[String]),
+) -> Result<Effect, Failure> {
+    // All that can be known before is known before: the provider may not show the old key a second time.
+    let loaded = target.load_with(Some((file, &record::file_text(&SLOTS, lines))))?;
+    fits(name, secret, &loaded)?;
+    let failed =
+        |error: std::io::Error| Failure::fatal(format!("can't write {}: {error}; nothing was changed", path.display()));
+    std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).map_err(failed)?;
+    let kept = files::replace_keeping(path, &format!("{secret}\n"), Readers::Owner).map_err(failed)?;
+    let effect = put(target, &SLOTS, file, lines).await?;
+    kept.stays();
+    Ok(effect)
+}
+
+/// Whether the profiles that a slot is used with can carry a secret.
+fn fits(name: &str, secret: &str, loaded: &LoadedEdge) -> Result<(), Failure> {
+    let providers = loaded.config.nodes.iter().flat_map(|node| &node.providers);
+    let uses = providers.filter_map(|provider| provider.credential.as_ref()).filter(|used| used.slot == name);
+    for used in uses {
+        let profile = loaded.config.credentials.profiles.iter().find(|profile| profile.name == used.profile);
+        let Some(form) = profile.and_then(ProfileRecord::form) else { continue };
+        SlotSecret::new(secret.as_bytes().to_vec()).credential(&form).map_err(|error| {
+            Failure::usage(format!(
+                "it can't stand in what profile {} sends: {error}; nothing was changed",
+                used.profile
+            ))
+        })?;
     }
     Ok(())
 }

@@ -308,3 +308,54 @@ async fn an_edge_that_breaks_off_is_no_edge_that_is_not_there() {
     let _ended = edge.await;
     typed_to(&config, &format!("key new{flags}")).await.unwrap();
 }
+
+/// A managed fleet whose slot is in a file that `iop slot` writes.
+fn managed() -> (TestDir, Target) {
+    use crate::config::edge::credentials::tests::{folder, good};
+    let dir = folder();
+    let slot = "    - { name: acme-main, secret: \"file:acme.key\", revision: 3, status: enabled }\n";
+    dir.write("slots.yaml", &format!("slots:\n{slot}"));
+    let config = dir.write("edge.yaml", &good().replace(&format!("  slots:\n{slot}"), "  slots_file: slots.yaml\n"));
+    (dir, Target { config, no_reload: true, edge: AdminOptions::default() })
+}
+
+#[tokio::test]
+async fn a_rotation_that_fails_anywhere_leaves_the_old_secret() {
+    // CRD-11
+    let (dir, target) = managed();
+    let (secret, file) = (dir.path().join("acme.key"), dir.path().join("slots.yaml"));
+    let records = text(&file);
+    let lines = ["{ name: acme-main, secret: \"file:acme.key\", revision: 4 }".to_owned()];
+    let unwritable = dir.path().join("none/slots.yaml");
+    let good = text(&target.config);
+    for (config, new, file, words) in [
+        (good.clone(), "two words", &file, "profile bearer"),
+        (good.replace("kind: bearer", "kind: baerer"), "sk-2", &file, "edge.yaml"),
+        (good.clone(), "sk-2", &unwritable, "can't write"),
+    ] {
+        std::fs::write(&target.config, config).unwrap();
+        let failure = slot::put_secret("acme-main", (&secret, new), &target, (file, &lines)).await.unwrap_err();
+        assert!(failure.message.contains(words) && !failure.message.contains(new), "{failure}");
+        assert_eq!(text(&secret), "sk-SENTINEL\n", "{words}");
+    }
+    std::fs::write(&target.config, good).unwrap();
+    assert_eq!(text(&file), records);
+    slot::put_secret("acme-main", (&secret, "sk-2"), &target, (&file, &lines)).await.unwrap();
+    assert_eq!(text(&secret), "sk-2\n");
+    assert_eq!(loaded(&target.config).config.credentials.slots[0].revision, 4);
+}
+
+#[tokio::test]
+async fn a_secret_of_the_environment_needs_a_restart_and_says_so() {
+    // CRD-8, CRD-11
+    let (dir, target) = managed();
+    let (edge, flags) = answering(&dir, "").await;
+    let slots = dir.path().join("slots.yaml");
+    std::fs::write(&slots, text(&slots).replace("file:acme.key", "env:ACME")).unwrap();
+    crate::term::heard::take();
+    typed_to(&target.config, &format!("slot rotate acme-main --in-place --json{flags}")).await.unwrap();
+    let said = crate::term::heard::take();
+    assert!(said.contains("\"written\"") && said.contains("restart it"), "{said}");
+    assert_eq!(loaded(&target.config).config.credentials.slots[0].revision, 4);
+    edge.abort();
+}

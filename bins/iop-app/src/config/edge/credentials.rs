@@ -16,7 +16,7 @@ use crate::config::secret::{SecretReference, resolve_path};
 
 mod check;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(super) use check::check;
 
@@ -189,6 +189,18 @@ pub struct ProfileRecord {
     pub header: Option<String>,
 }
 
+impl ProfileRecord {
+    /// How it puts a key on a request; none when it has no header to put it in.
+    #[must_use]
+    pub fn form(&self) -> Option<CredentialForm> {
+        match (self.kind, &self.header) {
+            (ProfileKind::Bearer, _) => Some(CredentialForm::Bearer),
+            (ProfileKind::Header, Some(header)) => Some(CredentialForm::Header(header.clone())),
+            (ProfileKind::Header, None) => None,
+        }
+    }
+}
+
 /// What a profile does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -329,11 +341,7 @@ impl CredentialsConfig {
         }
         for record in &self.profiles {
             let bad = |error: &dyn std::fmt::Display| format!("profile {}: {error}", record.name.escape_debug());
-            let form = match (record.kind, &record.header) {
-                (ProfileKind::Bearer, _) => CredentialForm::Bearer,
-                (ProfileKind::Header, Some(header)) => CredentialForm::Header(header.clone()),
-                (ProfileKind::Header, None) => return Err(bad(&"kind header needs `header`")),
-            };
+            let form = record.form().ok_or_else(|| bad(&"kind header needs `header`"))?;
             let name = ProfileName::new(&record.name).map_err(|error| bad(&error))?;
             credentials.profiles.push(CredentialProfile::new(name, form));
         }

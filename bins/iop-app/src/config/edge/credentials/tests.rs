@@ -5,7 +5,7 @@ use crate::testdir::TestDir;
 
 const HASH: &str = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
-fn folder() -> TestDir {
+pub(crate) fn folder() -> TestDir {
     let folder = TestDir::new();
     IssuerKey::create(&folder.path().join("issuer.pem")).unwrap();
     let key = folder.write("acme.key", "sk-SENTINEL\n");
@@ -17,7 +17,7 @@ fn folder() -> TestDir {
     folder
 }
 
-fn good() -> String {
+pub(crate) fn good() -> String {
     format!(
         "auth:
   api_keys: [ {{ id: a1b2c3d4, hash: \"{HASH}\", principal: team-a }} ]
