@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::{Effect, Target, by_hand, put, record, say_json, told, write};
 use crate::config::LoadedEdge;
+use crate::config::edge::credentials::sources::read;
 use crate::config::edge::credentials::{ProfileRecord, SlotRecord, SlotStatusConfig};
 use crate::config::edge::records::{self, SLOTS};
 use crate::config::secret::{MAX_SECRET_BYTES, SecretReference, resolve_path};
@@ -193,12 +194,12 @@ async fn make(name: &str, secret: Option<String>, target: &Target) -> Result<(),
         files::create(path, &format!("{secret}\n"), Readers::Owner).map_err(failed)?;
     }
     let mut records = in_file(&file)?;
-    records.push(SlotRecord {
-        name: name.to_owned(),
-        secret: reference,
-        revision: 1,
-        status: SlotStatusConfig::Enabled,
-    });
+    let (name_of, revision, status) = (name.to_owned(), 1, SlotStatusConfig::Enabled);
+    let made = SlotRecord { name: name_of, secret: reference, revision, status };
+    if stored.is_none() {
+        loads(&made, &target.config)?;
+    }
+    records.push(made);
     let effect = match put(target, &SLOTS, &file, &lines(&records)).await {
         Ok(effect) => effect,
         Err(failure) => {
@@ -249,6 +250,18 @@ fn find(name: &str, target: &Target) -> Result<(PathBuf, Vec<SlotRecord>, usize)
     }
 }
 
+/// Whether the slot that is changed has a secret, where this machine can tell: the Edge has its own environment, and may
+/// run programs that are not here.
+fn loads(record: &SlotRecord, config: &Path) -> Result<(), Failure> {
+    if !matches!(SecretReference::parse(&record.secret), Ok(SecretReference::File(_))) {
+        return Ok(());
+    }
+    let base = config.parent().unwrap_or(Path::new(""));
+    read(record, base).map(|_| ()).map_err(|error| {
+        Failure::usage(format!("the secret of slot {} can't be used: {error}; nothing was changed", record.name))
+    })
+}
+
 fn revoked(name: &str) -> Failure {
     Failure::usage(format!("slot {name} is revoked, for ever"))
         .hint("make a new one: `iop slot new NAME`, and name it in routes and providers")
@@ -263,6 +276,9 @@ async fn set(name: &str, status: SlotStatusConfig, target: &Target) -> Result<()
         return Err(revoked(name));
     }
     record.status = status;
+    if status == SlotStatusConfig::Enabled {
+        loads(record, &target.config)?;
+    }
     let revision = record.revision;
     let effect = put(target, &SLOTS, &file, &lines(&records)).await?;
     if target.edge.json {
@@ -289,7 +305,7 @@ async fn rotate(name: &str, in_place: bool, target: &Target) -> Result<(), Failu
             // A process keeps the environment it was started with, so that nobody is told.
             restart = Some(format!("a running Edge keeps the old {variable}: restart it with the new one"));
         }
-        SecretReference::File(_) | SecretReference::Command(_) if in_place => {}
+        SecretReference::File(_) | SecretReference::Command(_) if in_place => loads(record, &target.config)?,
         SecretReference::File(path) => {
             let path = resolve_path(target.config.parent().unwrap_or(Path::new("")), &path);
             stored = Some((path, read_secret()?));

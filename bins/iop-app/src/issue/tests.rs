@@ -359,3 +359,23 @@ async fn a_secret_of_the_environment_needs_a_restart_and_says_so() {
     assert_eq!(loaded(&target.config).config.credentials.slots[0].revision, 4);
     edge.abort();
 }
+
+#[tokio::test]
+async fn a_slot_is_revoked_although_another_ones_secret_cant_be_read_here() {
+    // CRD-8, CRD-11
+    let (dir, target) = managed();
+    let slots = dir.path().join("slots.yaml");
+    let before =
+        text(&slots) + "    - { name: other, secret: \"file:not-for-you.key\", revision: 1, status: enabled }\n";
+    std::fs::write(&slots, &before).unwrap();
+    for line in ["slot new third --secret file:nowhere.key", "slot rotate other --in-place", "slot enable other"] {
+        let failure = typed(&target.config, line).await.unwrap_err();
+        assert!(
+            failure.message.contains("can't be used") && failure.message.contains("nothing was changed"),
+            "{failure}"
+        );
+    }
+    assert_eq!(text(&slots), before, "one's own secret must be there");
+    typed(&target.config, "slot revoke acme-main").await.unwrap();
+    assert_eq!(loaded(&target.config).config.credentials.slots[0].status, SlotStatusConfig::Revoked);
+}
