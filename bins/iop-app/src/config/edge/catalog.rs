@@ -158,7 +158,9 @@ impl LoadedEdge {
     /// The secrets of its credential slots. What `before` has is not read again unless its slot changed.
     #[must_use]
     pub fn slot_secrets(&self, before: &Secrets) -> Secrets {
-        self.config.credentials.secrets(self.base(), before)
+        let providers = self.config.nodes.iter().flat_map(|node| &node.providers);
+        let used = providers.filter_map(|provider| provider.credential.as_ref());
+        self.config.credentials.secrets(self.base(), before, used)
     }
 
     /// [`catalog_with`](Self::catalog_with) all secrets as they are now.

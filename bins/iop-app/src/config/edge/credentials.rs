@@ -312,9 +312,18 @@ fn scope<T, E>(names: &[String], make: impl Fn(&String) -> Result<T, E>) -> Resu
 }
 
 impl CredentialsConfig {
-    /// The secrets of all slots that are enabled. Reads those that are not loaded as they are configured now.
-    pub(super) fn secrets(&self, base: &Path, before: &Secrets) -> Secrets {
-        Secrets::load(&self.slots, base, before)
+    /// The secrets of all slots that are enabled, as far as they can be used. Reads those that are not loaded as they are
+    /// configured now. `used` is what providers name.
+    pub(super) fn secrets<'a>(
+        &'a self,
+        base: &Path,
+        before: &Secrets,
+        used: impl Iterator<Item = &'a ProviderCredentialRecord>,
+    ) -> Secrets {
+        let form = |name: &str| self.profiles.iter().find(|profile| profile.name == name)?.form();
+        let uses: Vec<_> =
+            used.filter_map(|used| Some((used.slot.as_str(), used.profile.as_str(), form(&used.profile)?))).collect();
+        Secrets::load(&self.slots, base, before).fit(&uses)
     }
 
     /// What the engine gets. Reads the issuer key. A slot whose secret is not loaded is as good as disabled.

@@ -77,6 +77,19 @@ impl Secrets {
         secrets
     }
 
+    /// Gives up those that can't stand in what a profile makes of them. `uses` are slots with the forms they are sent in.
+    pub(super) fn fit(mut self, uses: &[(&str, &str, CredentialForm)]) -> Self {
+        for (slot, profile, form) in uses {
+            let Some(held) = self.loaded.get(*slot) else { continue };
+            if let Err(error) = held.source.credential(form) {
+                self.loaded.remove(*slot);
+                let why = format!("its secret can't stand in what profile {} sends: {error}", profile.escape_debug());
+                self.missing.push(Missing { slot: (*slot).to_owned(), why, is_file: false });
+            }
+        }
+        self
+    }
+
     fn add(&mut self, record: &SlotRecord, read: Result<SlotSecret, String>) {
         match read {
             Ok(secret) => {

@@ -149,14 +149,17 @@ fn issuers_are_named_by_their_public_keys_or_by_a_file() {
 }
 
 #[test]
-fn a_secret_that_does_not_fit_its_profile_is_found_when_the_catalog_is_built() {
-    // CRD-9
+fn a_secret_that_does_not_fit_its_profile_refuses_its_slot_only() {
+    // CRD-8, CRD-9
     let folder = folder();
     std::fs::write(folder.path().join("acme.key"), "Two SENTINEL words").unwrap();
     let (config, problems) = parse(&folder, &good());
     assert_eq!(problems, "");
     let loaded = LoadedEdge { config: config.unwrap(), path: folder.path().join("edge.yaml") };
-    let error = loaded.catalog(1, 1).unwrap_err();
-    assert!(error.message.contains("slot acme-main with profile bearer"), "{}", error.message);
-    assert!(!error.message.contains("SENTINEL"));
+    let secrets = loaded.slot_secrets(&Secrets::default());
+    let told = secrets.missing()[0].to_string();
+    assert!(told.contains("slot acme-main: ") && told.contains("profile bearer"), "{told}");
+    assert!(!format!("{told}{secrets:?}").contains("SENTINEL"));
+    let catalog = loaded.catalog_with(1, 1, &secrets).unwrap();
+    assert_eq!(catalog.credentials().slots[0].status, SlotStatus::Disabled, "it alone is refused");
 }
