@@ -131,7 +131,13 @@ impl Target {
             Err(failure) => return not_taken("but no running Edge could be told", failure),
         };
         match client.ask::<ReloadView>(Method::POST, "reload").await {
-            Ok(view) => Effect::InForce { revision: view.revision },
+            Ok(view) => {
+                // What the check here has not told: what the Edge alone can know, such as a secret that it can't load.
+                for warning in view.warnings.iter().filter(|warning| warning.line == 0) {
+                    note(format!("the Edge says: {}", warning.message));
+                }
+                Effect::InForce { revision: view.revision }
+            }
             Err(CallError::NoEdge(_)) => later("no Edge answers: it is in force when iop-edge starts"),
             Err(CallError::Failed(failure)) => {
                 let hint = "`iop status` shows the config's revision; `iop reload` asks again".to_owned();

@@ -245,7 +245,7 @@ impl Reloader {
         self.0.key.replace(key);
         self.0.runtime.metrics().config_revision(revision);
         timers::log(Some(&state.loaded.config), &loaded.config);
-        log_missing(&secrets);
+        // Those in files are told by the check, with their lines.
         for missing in secrets.missing().iter().filter(|missing| !missing.is_file) {
             problems.warning(Position::default(), missing.to_string(), None);
         }
