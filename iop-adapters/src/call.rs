@@ -52,14 +52,19 @@ impl<'a> Key<'a> {
         match self {
             Self::Own(bearer) => Ok(bearer.map(|bearer| (&AUTHORIZATION, bearer.header()))),
             Self::Lent(Some(lent)) => Ok(Some((lent.name(), lent.expose()))),
-            Self::Lent(None) => Err(ProviderError::new(ExecutionFailure::new(
-                FailureCode::CredentialRejected,
-                FailureStage::Credential,
-                ProviderContacted::No,
-                "the call came without the credential it needs",
-            ))),
+            Self::Lent(None) => Err(no_call("the call came without the credential it needs")),
         }
     }
+}
+
+/// A call brought a key to an adapter that takes none.
+pub(crate) fn not_lent() -> ProviderError {
+    no_call("the call came with a credential, and the adapter takes none")
+}
+
+fn no_call(message: &'static str) -> ProviderError {
+    let (code, stage) = (FailureCode::CredentialRejected, FailureStage::Credential);
+    ProviderError::new(ExecutionFailure::new(code, stage, ProviderContacted::No, message))
 }
 
 /// The answer repeats the key it was asked with.

@@ -26,7 +26,7 @@ use iop_execution::{
 
 pub use self::discovery::{DISCOVERY_TIMEOUT, Discovery, MAX_TARGETS};
 use crate::auth::{AuthError, AuthReference, Bearer};
-use crate::call::{Key, Media, Refusal, call, failed, in_prefill, media, read_up_to, unless_cancelled};
+use crate::call::{Key, Media, Refusal, call, failed, in_prefill, media, not_lent, read_up_to, unless_cancelled};
 use crate::http::{HttpClient, HttpClientError, InvalidOrigin, Origin, Upstream, UpstreamRequest, UpstreamResponse};
 
 /// Default of [`OpenAiCompatConfig::terminal_linger`].
@@ -49,7 +49,8 @@ pub struct OpenAiCompatConfig {
     /// Whether a probe of a server of unknown kind may generate a token. By default only on this machine and in a private
     /// network (the host is an address of one, or `localhost`): elsewhere it may cost money.
     pub free_tokens: Option<bool>,
-    /// Its key comes with each call: no call is made without, so that it is neither asked for its models nor probed.
+    /// Its key comes with each call: no call is made without, so that it is neither asked for its models nor probed. Off by
+    /// default: then the adapter takes no lent key, and refuses a call that brings one.
     pub lent_key: bool,
 }
 
@@ -207,7 +208,12 @@ impl OpenAiCompat {
         lent: Option<&CallCredential>,
     ) -> Result<UpstreamResponse, Refusal> {
         let request = UpstreamRequest { method, path, headers, body };
-        let key = if self.lent_key { Key::Lent(lent) } else { Key::Own(self.bearer.as_ref()) };
+        // A key that came all the same is not what this adapter was set up for: no other takes its place (CRD-5).
+        let key = match lent {
+            Some(_) if !self.lent_key => return Err(not_lent().into()),
+            lent if self.lent_key => Key::Lent(lent),
+            _ => Key::Own(self.bearer.as_ref()),
+        };
         call(self.upstream.as_ref(), key, request).await
     }
 }
@@ -219,10 +225,10 @@ impl Provider for OpenAiCompat {
         let found = self.found();
         let mut capabilities = Capabilities::runs_only()
             .with_tunnels()
-            .with_credentials()
             .with_features(true, true)
             .with_max_concurrency(self.max_concurrency.or(found.slots))
             .with_targets(found.targets.clone());
+        capabilities.credentials = self.lent_key;
         capabilities.embeddings = true;
         capabilities.messages = found.messages == Some(true);
         capabilities

@@ -368,6 +368,8 @@ pub enum EndNote {
     },
     /// The Node has not said that the run stopped: it may still be at work (WIR-14).
     NotStopped,
+    /// The request was not sent: nobody was asked anything.
+    NotSent,
 }
 
 /// Where the engine leaves an [`EndNote`].

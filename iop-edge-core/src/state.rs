@@ -52,7 +52,7 @@ pub(crate) use admission::{Admission, Ask};
 use command::Commands;
 pub use credential::REVISION_OVERLAP;
 use credential::Revisions;
-pub(crate) use credential::{Denial, LeaseOrder};
+pub(crate) use credential::{Denial, LeaseOrder, NoOrder};
 pub use effect::EdgeNodeEvent;
 pub(crate) use effect::Effect;
 pub(crate) use effect::Grant;

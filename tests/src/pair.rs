@@ -219,6 +219,17 @@ struct Running {
     task: JoinHandle<Result<ServeEnd, NodeError>>,
 }
 
+/// The next revision of a config.
+#[must_use]
+pub fn changed(catalog: &Catalog, change: impl FnOnce(&mut [NodeEntry], &mut Credentials)) -> Catalog {
+    let (mut nodes, mut credentials) = (catalog.nodes().to_vec(), Credentials::clone(catalog.credentials()));
+    change(&mut nodes, &mut credentials);
+    let mut next = Catalog::builder().revision(catalog.revision() + 1).queue(catalog.queue());
+    next = nodes.into_iter().fold(next, CatalogBuilder::node);
+    next = catalog.models().iter().cloned().fold(next, CatalogBuilder::model);
+    next.credentials(credentials).build().unwrap()
+}
+
 impl Pair {
     /// Starts everything and waits until every Node is ready.
     pub async fn start(plan: PairPlan) -> Self {
@@ -364,14 +375,14 @@ impl Pair {
 
     /// Puts the same config in force with other credentials.
     pub fn apply(&mut self, change: impl FnOnce(&mut Credentials)) {
-        let mut credentials = Credentials::clone(self.catalog.credentials());
-        change(&mut credentials);
-        let catalog = &self.catalog;
-        let mut next = Catalog::builder().revision(catalog.revision() + 1).queue(catalog.queue());
-        next = catalog.nodes().iter().cloned().fold(next, CatalogBuilder::node);
-        next = catalog.models().iter().cloned().fold(next, CatalogBuilder::model);
-        self.catalog = next.credentials(credentials).build().unwrap();
+        self.catalog = changed(&self.catalog, |_, credentials| change(credentials));
         self.edge.apply_config(self.catalog.clone()).unwrap();
+    }
+
+    /// The config in force.
+    #[must_use]
+    pub const fn catalog(&self) -> &Catalog {
+        &self.catalog
     }
 
     /// The engine.

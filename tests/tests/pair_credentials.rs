@@ -16,22 +16,23 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use iop_adapters::http::{Upstream, UpstreamError, UpstreamRequest, UpstreamResponse};
 use iop_adapters::{OpenAiCompat, OpenAiCompatConfig};
 use iop_credential_lease::{
-    Binding, Grant, IssuerKey, NodeName, ProviderCredential, RecipientKey, RecipientPublicKey, RunName, TargetName,
-    UpstreamOrigin,
+    Binding, Grant, InvalidCredential, IssuerKey, NodeName, ProviderCredential, RecipientKey, RecipientPublicKey,
+    RunName, TargetName, UpstreamOrigin,
 };
 use iop_edge_core::REVISION_OVERLAP;
+use iop_edge_core::api::{Admitted, EndNote, Engine, Payload, Submit, WireKind};
 use iop_edge_core::catalog::{
-    CredentialForm, CredentialProfile, CredentialRoute, CredentialSlot, Credentials, PrincipalName, ProfileName,
-    RouteName, Scope, SlotName, SlotSecret, SlotStatus, Strategy,
+    Catalog, CredentialForm, CredentialProfile, CredentialRoute, CredentialSlot, CredentialSource, Credentials,
+    PrincipalName, ProfileName, RouteName, Scope, SlotName, SlotSecret, SlotStatus, Strategy,
 };
 use iop_edge_core::observe::{CredentialRefuser, Observation, Observer};
 use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_execution::failure::{BindingField, CredentialReason};
 use iop_execution::testkit::{Script, ScriptHandle, ScriptedProvider, alone};
-use iop_execution::{Principal, Provider, RunId};
+use iop_execution::{AdapterKey, ModelName, Principal, Provider, RunId};
 use iop_node_core::{LeaseOutcome, NodeObserver};
-use iop_tests::pair::{Managed, Pair, PairPlan, PairProvider, Tap};
+use iop_tests::pair::{Managed, Pair, PairPlan, PairProvider, Tap, changed};
 use iop_tests::wire_client::{Answer, Request};
 use iop_wire::{DispatchHead, ToEdge, ToNode};
 use serde_json::{Value, json};
@@ -323,6 +324,16 @@ impl Stage {
         });
     }
 
+    /// Whether the engine says of a request of this caller that it was not sent: it costs nobody anything (CRD-12).
+    async fn never_sent(&self, principal: &str) -> bool {
+        let mut asked = Submit::to_model(ModelName::new("paid").unwrap());
+        asked.principal = Some(Principal::new(principal).unwrap());
+        asked.wire = Some(WireKind::Run);
+        let prepare = Box::new(|_: &Admitted| Payload::Run { input: Bytes::from_static(b"{}") });
+        let submitted = Engine::submit(self.pair.edge(), asked, prepare).await.unwrap();
+        submitted.notes.get() == Some(&EndNote::NotSent)
+    }
+
     /// One request ends as refused for this reason, and nobody else was asked: not the backend, not the spare, not once more.
     async fn refused(&self, model: &str, by: CredentialRefuser, reason: CredentialReason) {
         let (before, issued) = (self.paid.calls().len(), self.counts.issued());
@@ -371,6 +382,8 @@ async fn what_no_route_allows_and_what_is_taken_away_is_refused_before_anything_
     let stranger = Request::chat("paid", false).key(&stage.keys[1]);
     assert_eq!(stage.pair.ask(&stranger).await.status(), 502);
     let mismatch = CredentialReason::BindingMismatch(BindingField::Route);
+    assert_eq!(stage.counts.refused(), [(CredentialRefuser::Edge, mismatch)]);
+    assert!(stage.never_sent("team-b").await);
     assert_eq!(stage.counts.refused(), [(CredentialRefuser::Edge, mismatch)]);
     // To this caller the spare is the only candidate there is.
     let shared = Request::chat("shared", true).key(&stage.keys[1]);
@@ -544,13 +557,97 @@ async fn every_issued_lease_is_opened_refused_or_unused() {
     stage.forge_next(Arc::clone(&stage.issuer), |forged| forged.revision = 1);
     stage.refused("paid", CredentialRefuser::Node, CredentialReason::StaleRevision).await;
     assert_eq!(stage.ask("paid", false).await.status(), 200);
+    // What its Node refuses before it looks at the lease: first for itself, then while it drains.
+    let unused_before = stage.counts.at_node(|outcome| *outcome == LeaseOutcome::Unused);
+    stage.between.change_next(|head| head.adapter = AdapterKey::new("other").unwrap());
+    assert_eq!(stage.ask("paid", false).await.status(), 502);
+    assert_eq!(stage.counts.at_node(|outcome| *outcome == LeaseOutcome::Unused), unused_before + 1);
+    for n in 0..20_usize {
+        let answer = stage.pair.ask(&stage.request(MODELS[n % 2], true));
+        running.spawn(async move { answer.await.status() == 200 });
+        tokio::task::yield_now().await;
+    }
     stage.pair.stop_node(0).await.unwrap();
+    while running.join_next().await.is_some() {}
     let opened = stage.counts.at_node(|outcome| *outcome == LeaseOutcome::Opened);
     let refused = stage.counts.at_node(|outcome| matches!(outcome, LeaseOutcome::Refused(_)));
     let unused = stage.counts.at_node(|outcome| *outcome == LeaseOutcome::Unused) + *stage.counts.lost.lock().unwrap();
     assert_eq!(stage.counts.issued(), opened + refused + unused, "{opened} {refused} {unused}");
     assert!(opened > 5 && refused == 1, "{opened} {refused} {unused}");
     assert_eq!(stage.paid.calls().len() as u64, opened, "one call for each opened lease, and none without");
+}
+
+/// A secret that does something whenever a lease is made of it, when nobody holds a lock.
+struct Racing {
+    secret: SlotSecret,
+    then: Mutex<Option<Then>>,
+}
+
+type Then = Box<dyn FnMut() + Send>;
+
+impl std::fmt::Debug for Racing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Racing")
+    }
+}
+
+impl CredentialSource for Racing {
+    fn credential(&self, form: &CredentialForm) -> Result<ProviderCredential, InvalidCredential> {
+        // Taken out meanwhile: a config that is checked asks here, too.
+        let then = self.then.lock().unwrap().take();
+        if let Some(mut then) = then {
+            then();
+            *self.then.lock().unwrap() = Some(then);
+        }
+        self.secret.credential(form)
+    }
+}
+
+/// Puts a secret in force that changes the config once more for each lease made of it; `change` is told how often before.
+fn race(stage: &mut Stage, mut change: impl FnMut(u64, Catalog) -> Catalog + Send + 'static) {
+    let secret = SlotSecret::new(b"sk-SENTINEL-3".to_vec());
+    let racing = Arc::new(Racing { secret, then: Mutex::default() });
+    let name = SlotName::new("acme").unwrap();
+    stage.pair.apply(|all| all.slots = vec![CredentialSlot::new(name, 3, Arc::<Racing>::clone(&racing))]);
+    let (edge, mut catalog, mut made) = (stage.pair.edge().clone(), stage.pair.catalog().clone(), 0);
+    *racing.then.lock().unwrap() = Some(Box::new(move || {
+        catalog = change(made, catalog.clone());
+        made += 1;
+        edge.apply_config(catalog.clone()).unwrap();
+    }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_provider_goes_while_its_lease_is_made_is_not_sent_without_one() {
+    // CRD-5, CRD-15, CFG-2
+    let mut stage = Stage::new().await;
+    race(&mut stage, |_, catalog| {
+        changed(&catalog, |nodes, _| nodes[0].providers.iter_mut().for_each(|provider| provider.enabled = false))
+    });
+    let answer = stage.ask("paid", false).await;
+    assert_eq!(answer.status(), 503, "it may come again: {}", answer.text());
+    assert_eq!((stage.counts.issued(), stage.counts.refused(), stage.paid.calls()), (0, vec![], vec![]));
+    assert!(stage.between.last.lock().unwrap().is_none());
+    let mut stage = Stage::new().await;
+    race(&mut stage, |_, catalog| {
+        changed(&catalog, |nodes, _| nodes[0].providers.iter_mut().for_each(|provider| provider.enabled = false))
+    });
+    assert!(stage.never_sent("team-a").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_is_revoked_while_the_last_lease_is_made_is_told_as_such() {
+    // CRD-5, CRD-13, CRD-15
+    let mut stage = Stage::new().await;
+    race(&mut stage, |made, catalog| {
+        changed(&catalog, |_, credentials| {
+            credentials.slots[0].revision += 1;
+            if made == 3 {
+                credentials.slots[0].status = SlotStatus::Revoked;
+            }
+        })
+    });
+    stage.refused("paid", CredentialRefuser::Edge, CredentialReason::Revoked).await;
 }
 
 /// Keeps every field of every log line, a line each.

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::EndNote;
 use crate::driver::run::{LocalEnd, Piece, Received, Run};
-use crate::driver::shared::{Shared, now};
+use crate::driver::shared::{Shared, now, unix_time};
 use crate::observe::{CredentialRefuser, Observation, Violation};
 use crate::state::{ConnectionId, PROBE, RETRY_CROWDED, Suspicion, SuspicionAction, Verdict};
 use crate::wake::Wakers;
@@ -300,8 +300,8 @@ impl Session {
             ToEdge::Pong(pong) => self.heartbeat.handle_pong(now(), pong.nonce),
             ToEdge::Hello(hello) => self.shared.with(|core, now| core.state.handle_hello(id, &hello, now)),
             ToEdge::Register(request) => {
-                let edge_time_ms = self.shared.edge_time_ms();
-                self.shared.with(|core, now| core.state.handle_register(id, &request, edge_time_ms, now));
+                let (edge_time_ms, unix_time) = (self.shared.edge_time_ms(), unix_time());
+                self.shared.with(|core, now| core.state.handle_register(id, &request, edge_time_ms, unix_time, now));
             }
             ToEdge::Ready(request) => self.shared.with(|core, now| core.state.handle_ready(id, request, now)),
             ToEdge::Drain(_) => self.shared.with(|core, now| core.state.handle_drain(id, now)),

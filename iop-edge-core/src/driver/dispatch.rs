@@ -12,14 +12,16 @@ use iop_wire::limits::INITIAL_WINDOW;
 use iop_wire::{DispatchHead, RunDispatch, RunNumber, ToNode, TunnelDispatch};
 use tokio::sync::oneshot;
 
-use crate::api::{Admitted, CommitMark, EndNotes, Output, Payload, Submit, SubmitError, Submitted, Wanted, WireKind};
+use crate::api::{
+    Admitted, CommitMark, EndNote, EndNotes, Output, Payload, Submit, SubmitError, Submitted, Wanted, WireKind,
+};
 use crate::catalog::RetryOn;
 use crate::driver::lease::{self, ISSUE_TRIES, NoLease, issue};
 use crate::driver::run::{Commit, Piece, Run, RunIdentity, cancelled, failed};
 use crate::driver::shared::{Shared, now};
 use crate::driver::stream::{Source, ended};
 use crate::observe::{CredentialRefuser, Observation};
-use crate::state::{Admission, Ask, AttemptId, Avoid, Denial, Grant, PreSendEnd};
+use crate::state::{Admission, Ask, AttemptId, Avoid, Denial, Grant, NoOrder, PreSendEnd};
 
 /// Longest HTTP method of a tunnel: none that is registered is longer, and no other part of a request is unbounded.
 const MAX_METHOD: usize = 32;
@@ -140,7 +142,9 @@ fn turned_away(shared: &Shared, denial: Denial) -> Submitted {
     let output = ended(run_id, refused(shared, run_id, reason, wire));
     let retry_on = RetryOn::NONE;
     let admitted = Admitted { run_id, node, provider, adapter, target, wire, queued: Duration::ZERO, retry_on };
-    Submitted { admitted, commit: CommitMark::default(), notes: EndNotes::default(), output }
+    let notes = EndNotes::default();
+    notes.set(EndNote::NotSent);
+    Submitted { admitted, commit: CommitMark::default(), notes, output }
 }
 
 /// Counts and logs a request that no lease is issued for. The log names the reason, the client is told none.
@@ -160,6 +164,7 @@ fn dispatch(
     let (payload, body) = split(payload, grant.wire)?;
     let window = shared.pool.window();
     let head = head(request, grant, body.len(), window, now());
+    let notes = commit.notes.clone();
     let opened = open(shared, grant, payload, head, commit, window);
     Ok(match opened {
         Ok(run) => {
@@ -169,6 +174,7 @@ fn dispatch(
             source.into_output(grant.run_id, grant.wire)
         }
         Err(unsent) => {
+            notes.set(EndNote::NotSent);
             // Where it still holds its place, that is free before its end is seen.
             shared.with(|core, now| core.state.abandon(grant.attempt, now));
             ended(grant.run_id, pre_send(shared, unsent, grant))
@@ -190,8 +196,13 @@ fn open(
     // Most requests need none, and pay nothing for it.
     let tries = if grant.needs_lease { ISSUE_TRIES } else { 0 };
     for _ in 0..tries {
-        lease = issue(shared, grant)?;
-        if shared.with(|core, _| core.state.lease_fits(grant.attempt, lease.as_ref().map(|lease| &lease.order))) {
+        lease = match issue(shared, grant) {
+            // `dispatch` says what became of it.
+            Err(NoLease::NoOrder(NoOrder::Gone)) => break,
+            made => made?,
+        };
+        let order = lease.as_ref().map(|lease| &lease.order);
+        if shared.with(|core, _| core.state.lease_fits(grant.attempt, order)) != Ok(false) {
             break;
         }
     }
@@ -204,9 +215,14 @@ fn open(
         .with(|core, now| {
             let id = core.state.dispatch(grant.attempt, now)?;
             let order = lease.as_ref().map(|lease| &lease.order);
-            if !core.state.lease_fits(grant.attempt, order) {
+            let fits = match core.state.lease_fits(grant.attempt, order) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(Unsent::Refused("its credentials change faster than leases are made")),
+                Err(none) => Err(none.into()),
+            };
+            if let Err(unsent) = fits {
                 core.state.handle_withdrawn(grant.attempt, now);
-                return Err(Unsent::Refused("its credentials change faster than leases are made"));
+                return Err(unsent);
             }
             if let Err(problem) = legal {
                 core.state.handle_withdrawn(grant.attempt, now);
@@ -248,10 +264,19 @@ impl From<PreSendEnd> for Unsent {
     }
 }
 
+impl From<NoOrder> for Unsent {
+    fn from(none: NoOrder) -> Self {
+        match none {
+            NoOrder::Denied(reason) => Self::Denied(reason),
+            NoOrder::Gone => Self::Ended(PreSendEnd::Disconnected),
+        }
+    }
+}
+
 impl From<NoLease> for Unsent {
     fn from(none: NoLease) -> Self {
         match none {
-            NoLease::Denied(reason) => Self::Denied(reason),
+            NoLease::NoOrder(none) => none.into(),
             NoLease::Failed => Self::Refused("no credential lease can be made for it"),
         }
     }
@@ -265,7 +290,7 @@ fn pre_send(shared: &Shared, unsent: Unsent, grant: &Grant) -> Piece {
         Unsent::Ended(PreSendEnd::Cancelled) => cancelled(wire, CancelReason::Client),
         Unsent::Ended(PreSendEnd::Deadline) => cancelled(wire, CancelReason::EdgeDeadline),
         Unsent::Ended(PreSendEnd::Disconnected) => {
-            let message = "the connection to the node ended before the request was sent";
+            let message = "the node or its provider went away before the request was sent";
             failed(wire, 1, ExecutionFailure::refused(FailureCode::Disconnected, message))
         }
         Unsent::Refused(problem) => {

@@ -7,7 +7,7 @@ use iop_execution::{ExecutionFailure, FailureCode, Principal, ProviderContacted,
 use iop_wire::{CredentialScope, DispatchHead};
 
 use crate::driver::shared::Shared;
-use crate::state::{Grant, LeaseOrder};
+use crate::state::{Grant, LeaseOrder, NoOrder};
 
 /// How often a lease is made for one dispatch while the config changes under it.
 pub(crate) const ISSUE_TRIES: usize = 4;
@@ -22,18 +22,18 @@ pub(crate) struct Issued {
 /// Why there is no lease.
 #[derive(Debug)]
 pub(crate) enum NoLease {
-    /// None may be issued.
-    Denied(CredentialReason),
+    /// None is to be made.
+    NoOrder(NoOrder),
     /// None could be made.
     Failed,
 }
 
 /// Makes the lease of a reserved attempt; `None` if it needs none.
 pub(crate) fn issue(shared: &Shared, grant: &Grant) -> Result<Option<Issued>, NoLease> {
-    let order = shared.with(|core, _| core.state.lease_order(grant.attempt)).map_err(NoLease::Denied)?;
+    let order = shared.with(|core, _| core.state.lease_order(grant.attempt)).map_err(NoLease::NoOrder)?;
     let Some(order) = order else { return Ok(None) };
     // Both were tried with this very slot when the config was checked.
-    let credential = order.source.credential(&order.form).map_err(|_| NoLease::Failed)?;
+    let credential = order.source.credential(&order.form).map_err(|error| not_made(grant, &order, &error))?;
     let wanted = LeaseGrant {
         recipient: &order.recipient,
         generation: order.generation,
@@ -41,8 +41,16 @@ pub(crate) fn issue(shared: &Shared, grant: &Grant) -> Result<Option<Issued>, No
         binding: order.binding.clone(),
         ttl_ms: order.ttl_ms,
     };
-    let lease = order.issuer.issue(&wanted, &credential, shared.edge_time_ms()).map_err(|_| NoLease::Failed)?;
+    let lease = order.issuer.issue(&wanted, &credential, shared.edge_time_ms());
+    let lease = lease.map_err(|error| not_made(grant, &order, &error))?;
     Ok(Some(Issued { order, lease }))
+}
+
+/// Says why, here only: to a client it is an error inside the Edge.
+fn not_made(grant: &Grant, order: &LeaseOrder, error: &dyn std::error::Error) -> NoLease {
+    let slot = &order.binding.slot;
+    tracing::error!(run_id = %grant.run_id, provider = %grant.provider, %slot, %error, "no credential lease can be made");
+    NoLease::Failed
 }
 
 impl Issued {

@@ -28,6 +28,11 @@ pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
+/// The wall clock in seconds, as it is set now: end times of tokens are judged by it.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// The Edge's time: its wall clock when it started, and what the monotonic clock counted since. A wall clock that is set
 /// while it runs changes nothing: Nodes measure leases by this time, and a jump would make good ones look expired (CRD-7).
 #[derive(Debug, Clone, Copy)]

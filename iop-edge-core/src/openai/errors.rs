@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use iop_execution::failure::ProviderReason;
-use iop_execution::{CancelReason, ExecutionFailure, FailureCode};
+use iop_execution::{CancelReason, ExecutionFailure, FailureCode, ProviderContacted};
 use serde::Serialize;
 
 use super::body::OpenAiBody;
@@ -40,8 +40,10 @@ pub(crate) struct ApiError {
     ended_by: EndedBy,
     /// What kind of failure of an attempt it is, if another attempt could help (REC-5).
     cause: Option<Cause>,
-    /// The Edge has tried again already: clients should not.
+    /// Clients should not try again: the Edge has, or it would end the same way.
     spent: bool,
+    /// No provider was asked anything.
+    uncontacted: bool,
 }
 
 impl ApiError {
@@ -65,6 +67,7 @@ impl ApiError {
             ended_by,
             cause: None,
             spent: false,
+            uncontacted: false,
         }
     }
 
@@ -288,6 +291,11 @@ impl ApiError {
         self.cause
     }
 
+    /// No provider was asked anything.
+    pub(crate) const fn is_uncontacted(&self) -> bool {
+        self.uncontacted
+    }
+
     /// After this the client should not try again: the Edge has.
     pub(crate) const fn spent(mut self) -> Self {
         self.spent = true;
@@ -296,7 +304,8 @@ impl ApiError {
 
     /// How an admitted request failed. `said` is what the provider said, where that is safe to show.
     pub(crate) fn from_failure(failure: &ExecutionFailure, said: Option<String>) -> Self {
-        Self { cause: Cause::of(failure), ..Self::told(failure, said) }
+        let uncontacted = failure.provider_contacted == ProviderContacted::No;
+        Self { cause: Cause::of(failure), uncontacted, ..Self::told(failure, said) }
     }
 
     fn told(failure: &ExecutionFailure, said: Option<String>) -> Self {
@@ -308,7 +317,7 @@ impl ApiError {
             }
             // Of who refused and why, a client is told nothing; the log says it (CRD-5).
             FailureCode::CredentialRejected => {
-                Self { message: "No credential may be used for this request.".into(), ..Self::auth_failed() }
+                Self { message: "No credential may be used for this request.".into(), ..Self::auth_failed() }.spent()
             }
             FailureCode::DeadlineExceeded => Self::deadline(),
             FailureCode::Disconnected

@@ -9,6 +9,7 @@ use iop_execution::{ModelName, NodeId, Principal, ProviderId, RunId, Usage};
 
 use super::errors::{ApiError, Dialect};
 use super::recovery::{Liveness, LivenessDecision, LivenessReason};
+use super::request::estimate_prompt_tokens;
 use crate::api::{Admitted, Engine};
 use crate::rate_limit::{Permit, RateRefusal};
 use iop_execution::closed_list as closed;
@@ -278,6 +279,10 @@ pub(crate) struct Recorder {
     earlier: Option<Usage>,
     /// What the caller's key is charged at the end.
     permit: Option<Permit>,
+    /// Attempts that a provider may have been asked for.
+    sent: u32,
+    /// Bytes of text that the client was given, as far as a key is charged for them.
+    text: usize,
     /// A name that may turn out to exist: decided only if the request ends while it waits.
     suspect: Option<(ModelName, Arc<dyn Engine>)>,
 }
@@ -322,6 +327,8 @@ impl Recorder {
             undecided: false,
             earlier: None,
             permit: None,
+            sent: 0,
+            text: 0,
             suspect: None,
         }
     }
@@ -378,6 +385,24 @@ impl Recorder {
     pub(crate) fn first_content(&mut self) {
         if self.record.ttft.is_none() {
             self.record.ttft = Some(self.elapsed());
+        }
+    }
+
+    /// The attempt was handed to a Node.
+    pub(crate) const fn sent(&mut self) {
+        self.sent += 1;
+    }
+
+    /// It was refused there, before its provider was asked anything.
+    pub(crate) const fn refused_unasked(&mut self) {
+        self.sent = self.sent.saturating_sub(1);
+    }
+
+    /// The client was given a part of its answer. Looked into only where a key is charged for it.
+    pub(crate) fn gave(&mut self, bytes: &[u8]) {
+        if self.permit.is_some() {
+            let deltas = self.record.endpoint == Endpoint::Responses && self.record.stream;
+            self.text = self.text.saturating_add(text_bytes(bytes, deltas));
         }
     }
 
@@ -449,7 +474,8 @@ impl Recorder {
             self.record.model = Some(model);
         }
         if let Some(permit) = self.permit.take() {
-            let used = used(&self.record, permit.reserved());
+            let output = u64::from(estimate_prompt_tokens(self.text));
+            let used = if self.sent == 0 { 0 } else { used(self.record.usage, permit.reserved(), output) };
             permit.settle(used, now());
         }
         self.record.duration = self.elapsed();
@@ -465,15 +491,52 @@ impl Recorder {
     }
 }
 
-/// Tokens that a key is charged: what was reported, else what was expected; nothing where nothing was sent.
-fn used(record: &RequestRecord, expected: u64) -> u64 {
-    match (record.attempts, record.usage) {
-        (0, _) => 0,
-        (_, None) => expected,
-        (_, Some(usage)) => {
-            usage.input_tokens.unwrap_or(expected).saturating_add(usage.output_tokens.unwrap_or_default())
+/// Tokens that a key is charged for what was sent: what was reported, else what was expected of the prompt, and what the text
+/// that the client has makes. Else whoever leaves before the report would have the answer for nothing.
+fn used(reported: Option<Usage>, prompt: u64, output: u64) -> u64 {
+    let reported = reported.unwrap_or_default();
+    reported.input_tokens.unwrap_or(prompt).saturating_add(reported.output_tokens.unwrap_or(output))
+}
+
+/// Members of answers that hold text a model made. The whole of it comes once more at the end of a stream of responses, so
+/// that only `delta` counts there.
+const TEXT_MEMBERS: [&[u8]; 7] =
+    [b"content", b"text", b"reasoning_content", b"reasoning", b"arguments", b"thinking", b"partial_json"];
+
+/// Where the quote is that ends a JSON string.
+fn string_end(string: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        at += memchr::memchr2(b'"', b'\\', string.get(at..)?)?;
+        if string.get(at) == Some(&b'"') {
+            return Some(at);
         }
+        at += 2;
     }
+}
+
+/// Bytes of text in JSON that may stand in events; cut JSON counts as far as it is there.
+fn text_bytes(json: &[u8], deltas: bool) -> usize {
+    let (mut bytes, mut member, mut at) = (0, false, 0);
+    while let Some(rest) = json.get(at..)
+        && let Some(quote) = memchr::memchr(b'"', rest)
+    {
+        let start = at + quote + 1;
+        let string = json.get(start..).unwrap_or_default();
+        // Without its end, all that is there.
+        let end = string_end(string).unwrap_or(string.len());
+        let (text, after) = (string.get(..end).unwrap_or_default(), string.get(end + 1..).unwrap_or_default());
+        let is_name = after.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b':');
+        if !is_name && member {
+            bytes += text.len();
+        }
+        let counts = if deltas { text == b"delta" } else { TEXT_MEMBERS.contains(&text) };
+        let value = after.iter().skip_while(|byte| byte.is_ascii_whitespace()).skip(1);
+        let first = value.copied().find(|byte| !byte.is_ascii_whitespace());
+        member = is_name && counts && first == Some(b'"');
+        at = start + end + 1;
+    }
+    bytes
 }
 
 /// Counts of two attempts. What neither reported stays absent (EXE-7).
@@ -494,5 +557,27 @@ fn added(one: Option<Usage>, other: Option<Usage>) -> Option<Usage> {
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.deliver();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_an_answer_is_what_a_model_made_of_it() {
+        // CRD-12, LEA-2
+        let chat = r#"data: {"id":"abcdefgh","choices":[{"delta":{"role":"assistant", "content" : "four","tool_calls":[{"function":{"name":"f","arguments":"{\"a\":1}"}}]}}]}"#;
+        assert_eq!(text_bytes(chat.as_bytes(), false), 4 + 9);
+        let message =
+            r#"data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"say \"text\": \"x\""}}"#;
+        assert_eq!(text_bytes(message.as_bytes(), false), 19);
+        let delta = r#"data: {"type":"response.output_text.delta","delta":"abc"}"#;
+        let done = r#"data: {"type":"response.output_text.done","text":"abc","part":{"text":"abc"}}"#;
+        assert_eq!(text_bytes(format!("{delta}\n\n{done}\n\n").as_bytes(), true), 3);
+        assert_eq!(text_bytes(br#"{"content":null,"x":"long text here"}"#, false), 0);
+        for cut in 0..chat.len() {
+            assert!(text_bytes(&chat.as_bytes()[..cut], false) <= 14, "{cut}");
+        }
     }
 }

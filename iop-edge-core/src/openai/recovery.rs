@@ -229,7 +229,7 @@ impl Liveness {
             Cause::Stall { retryable: false, .. } => return Some(LivenessReason::OwnershipUnconfirmed),
             Cause::Stall { retryable: true, .. } => match note {
                 Some(EndNote::ConfirmedStall { .. }) => {}
-                Some(EndNote::NotStopped) | None => return Some(LivenessReason::HandoffMissing),
+                Some(EndNote::NotStopped | EndNote::NotSent) | None => return Some(LivenessReason::HandoffMissing),
             },
         }
         // It may still run there (WIR-14).
@@ -283,9 +283,10 @@ fn avoidance(cause: Cause, note: Option<&EndNote>) -> Option<Hint> {
         (Cause::Stall { health, .. }, Some(EndNote::ConfirmedStall { provider })) => {
             Some(Hint { avoid: Some(provider.clone()), fallback: health == Health::Available })
         }
-        (Cause::Stall { .. } | Cause::Retry(_), Some(EndNote::ConfirmedStall { .. } | EndNote::NotStopped) | None) => {
-            None
-        }
+        (
+            Cause::Stall { .. } | Cause::Retry(_),
+            Some(EndNote::ConfirmedStall { .. } | EndNote::NotStopped | EndNote::NotSent) | None,
+        ) => None,
     }
 }
 

@@ -8,7 +8,7 @@
 //! A slot's new revision is used at once and told to the Nodes a little later ([`REVISION_OVERLAP`]): leases of the one
 //! before that are on their way stay good. Whatever takes a slot away is told at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,9 @@ use crate::state::timers::Timer;
 /// How long Nodes still take leases of the revision before a slot's present one. Less than the interval of the heartbeat, so
 /// that they are told within one (CRD-8).
 pub const REVISION_OVERLAP: Duration = Duration::from_secs(20);
+
+/// How many older revisions of a slot Nodes take at once: one that is rotated more often than that loses its oldest early.
+const MAX_HELD_REVISIONS: usize = 8;
 
 /// What is known of a request that no credential was issued for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +77,21 @@ impl LeaseOrder {
     }
 }
 
+/// Why a reserved attempt can have no lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoOrder {
+    /// None may be issued for it.
+    Denied(CredentialReason),
+    /// It is over, or what it was to be sent to is away or about to change: it must not be sent, with a lease or without.
+    Gone,
+}
+
+impl From<CredentialReason> for NoOrder {
+    fn from(reason: CredentialReason) -> Self {
+        Self::Denied(reason)
+    }
+}
+
 /// What a Node was told of credentials.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Told {
@@ -84,8 +102,8 @@ pub(crate) struct Told {
 /// What of earlier configs still counts.
 #[derive(Debug, Default)]
 pub(crate) struct Revisions {
-    /// Slots whose Nodes still take an older revision: which, and until when.
-    held: BTreeMap<SlotName, (u64, Instant)>,
+    /// Older revisions of slots that their Nodes still take, and until when each; oldest first.
+    held: BTreeMap<SlotName, VecDeque<(u64, Instant)>>,
     /// The highest revision there was of each slot: Nodes refuse leases of a lower one, and never forget.
     highest: BTreeMap<SlotName, u64>,
 }
@@ -102,8 +120,12 @@ impl Revisions {
             let before = self.highest.get(&slot.name).copied();
             let enabled = slot.status == SlotStatus::Enabled;
             if let Some(before) = before.filter(|before| enabled && *before < slot.revision) {
-                let oldest = self.held.get(&slot.name).map_or(before, |(oldest, _)| *oldest);
-                self.held.insert(slot.name.clone(), (oldest, now + REVISION_OVERLAP));
+                // Each has its own time, so that no row of rotations keeps an old one good (CRD-8).
+                let held = self.held.entry(slot.name.clone()).or_default();
+                held.push_back((before, now + REVISION_OVERLAP));
+                if held.len() > MAX_HELD_REVISIONS {
+                    held.pop_front();
+                }
             } else if !enabled {
                 self.held.remove(&slot.name);
             }
@@ -114,16 +136,19 @@ impl Revisions {
     }
 
     fn due(&self) -> Option<Instant> {
-        self.held.values().map(|(_, until)| *until).min()
+        self.held.values().filter_map(|held| Some(held.front()?.1)).min()
     }
 
     fn settle(&mut self, now: Instant) {
-        self.held.retain(|_, (_, until)| *until > now);
+        self.held.retain(|_, held| {
+            held.retain(|(_, until)| *until > now);
+            !held.is_empty()
+        });
     }
 
     /// The oldest revision that Nodes take.
     fn least(&self, slot: &SlotName, revision: u64) -> u64 {
-        self.held.get(slot).map_or(revision, |(oldest, _)| *oldest)
+        self.held.get(slot).and_then(VecDeque::front).map_or(revision, |(oldest, _)| *oldest)
     }
 
     fn is_stale(&self, slot: &SlotName, revision: u64) -> bool {
@@ -197,18 +222,17 @@ impl EdgeState {
         Some(denial_of(provider, target.clone(), run_id, wanted, denied))
     }
 
-    /// What the lease of a reserved attempt is to be made of; `None` if its provider needs none, or if it can't be sent any
-    /// more (then `dispatch` says why). The order of CRD-15; the first that fails is the answer.
+    /// What the lease of a reserved attempt is to be made of; `None` if its provider needs none. The order of CRD-15; the
+    /// first that fails is the answer.
     ///
     /// The provider's part is what its Node has in force: that is what the Node compares with.
-    pub(crate) fn lease_order(&self, attempt: AttemptId) -> Result<Option<LeaseOrder>, CredentialReason> {
-        let (Some(entry), Some(lease)) = (self.attempts.get(&attempt), self.ledger.lease(attempt)) else {
-            return Ok(None);
-        };
+    pub(crate) fn lease_order(&self, attempt: AttemptId) -> Result<Option<LeaseOrder>, NoOrder> {
+        let entry = self.attempts.get(&attempt).ok_or(NoOrder::Gone)?;
+        let lease = self.ledger.lease(attempt).ok_or(NoOrder::Gone)?;
         let online = self.fleet.provider(&lease.provider).and_then(|provider| provider.online.as_ref());
-        let Some(online) = online.filter(|online| online.generation == lease.generation) else {
-            return Ok(None);
-        };
+        // While its Node may have another config than it is given, nobody knows which credential it would ask for.
+        let online = online.filter(|online| online.generation == lease.generation && online.settled);
+        let online = online.ok_or(NoOrder::Gone)?;
         let Some(bound) = online.bound.clone().map_err(|field| mismatch(field_of(field)))? else {
             return Ok(None);
         };
@@ -223,16 +247,16 @@ impl EdgeState {
         let node = NodeName::new(lease.node.as_str()).map_err(name)?;
         let run = RunName::new(entry.run_id.to_string()).map_err(name)?;
         if self.revisions.is_stale(&slot.name, slot.revision) {
-            return Err(CredentialReason::StaleRevision);
+            return Err(CredentialReason::StaleRevision.into());
         }
         let connection = self.registry.dispatchable(&lease.node, lease.generation);
         let Some((id, (recipient, generation))) = connection.and_then(|id| Some((id, self.registry.recipient(id)?)))
         else {
-            return Ok(None);
+            return Err(NoOrder::Gone);
         };
         // Who has not proved which Node it is gets no key of it (CRD-10).
         if self.verified_identity(id).is_none() {
-            return Err(mismatch(BindingField::Node));
+            return Err(mismatch(BindingField::Node).into());
         }
         let recipient = recipient.cloned().ok_or(CredentialReason::WrongRecipient)?;
         let binding = Binding {
@@ -257,13 +281,13 @@ impl EdgeState {
         }))
     }
 
-    /// A lease that was issued meanwhile is still what this attempt needs: asked in one step with sending it.
-    pub(crate) fn lease_fits(&self, attempt: AttemptId, issued: Option<&LeaseOrder>) -> bool {
-        match (self.lease_order(attempt), issued) {
-            (Ok(Some(now)), Some(issued)) => now.is_like(issued),
-            (Ok(None), None) => true,
-            (Ok(Some(_)), None) | (Ok(None) | Err(_), _) => false,
-        }
+    /// Whether a lease that was issued meanwhile is still what this attempt needs: asked in one step with sending it.
+    pub(crate) fn lease_fits(&self, attempt: AttemptId, issued: Option<&LeaseOrder>) -> Result<bool, NoOrder> {
+        Ok(match (self.lease_order(attempt)?, issued) {
+            (Some(now), Some(issued)) => now.is_like(issued),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        })
     }
 
     /// A new config is in force at this Edge.

@@ -142,7 +142,7 @@ impl World {
             2 => {
                 if let Some(id) = self.connection(choices) {
                     let request = register(choices);
-                    self.state.handle_register(id, &request, choices.number(), now);
+                    self.state.handle_register(id, &request, choices.number(), choices.number(), now);
                 }
             }
             3 => {
@@ -159,7 +159,7 @@ impl World {
                     RegisterRequest { token: Redacted::new(secret(node)), ..register(&mut Choices::new(&[])) };
                 right.claimed_node_id = None;
                 self.state.handle_hello(id, &hello(&mut Choices::new(&[])), now);
-                self.state.handle_register(id, &right, 5, now);
+                self.state.handle_register(id, &right, 5, 5, now);
                 self.observe();
                 let revision = self.state.catalog.revision();
                 let providers = PROVIDERS.iter().filter(|(_, of)| *of == node);

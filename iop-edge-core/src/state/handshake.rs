@@ -10,7 +10,7 @@ use iop_wire::{
     RegisterRequest, RegisterResponse, Registered, ToNode,
 };
 
-use crate::catalog::NodeEntry;
+use crate::catalog::{Catalog, NodeEntry};
 use crate::observe::{Observation, Refusal, Violation};
 use crate::state::EdgeState;
 use crate::state::effect::{EdgeNodeEvent, Effect};
@@ -68,12 +68,14 @@ impl EdgeState {
         self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
     }
 
-    /// A registration; `edge_time_ms` is the Edge's wall clock, Unix milliseconds.
+    /// A registration; `edge_time_ms` is what Nodes measure leases by, `unix_time` the wall clock in seconds, which may have
+    /// been set since the Edge started.
     pub(crate) fn handle_register(
         &mut self,
         connection: ConnectionId,
         request: &RegisterRequest,
         edge_time_ms: u64,
+        unix_time: u64,
         now: Instant,
     ) {
         self.handle_timeout(now);
@@ -86,7 +88,7 @@ impl EdgeState {
             return self.violation(connection, Violation::Malformed, now);
         };
         self.registry.set_recipient(connection, recipient);
-        match self.admit_node(connection, &peer, request, edge_time_ms, now) {
+        match self.admit_node(connection, &peer, request, edge_time_ms, unix_time, now) {
             Ok(None) => {}
             Ok(Some(registered)) => self.registered(connection, edge_time_ms, registered),
             Err((node, refusal, cause)) => self.turn_away(connection, edge_time_ms, node, refusal, cause, now),
@@ -121,6 +123,7 @@ impl EdgeState {
         peer: &PeerIdentity,
         request: &RegisterRequest,
         edge_time_ms: u64,
+        unix_time: u64,
         now: Instant,
     ) -> Result<Option<Registered>, (Option<NodeId>, RegisterRefusal, Refusal)> {
         let refuse = |node, reason: RefusalReason, retry_after| {
@@ -135,15 +138,9 @@ impl EdgeState {
         let nodes = self.catalog.nodes();
         let named: Option<&NodeEntry> =
             nodes.iter().find(|node| node.token_id.is_some() && node.token_id.as_ref() == id);
-        // A record without an id is found by its secret: each comparison takes the same time, and all are made.
-        let unnamed = nodes.iter().filter(|node| node.token_id.is_none());
-        let unix_time = edge_time_ms / 1_000;
         let proof = |entry: Option<&NodeEntry>, token: &Token| {
             entry.and_then(|node| node.token).unwrap_or(TokenSecrets::NOBODY).check(token, unix_time)
         };
-        let knows = |node: &NodeEntry, token: &Token| proof(Some(node), token) != TokenProof::Unknown;
-        let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| knows(node, token)));
-        let entry = named.or(matching.fold(None, |_, node| Some(node)));
         let sources: Vec<Source> =
             address.clone().into_iter().chain(named.and(id).map(|id| Source::Token(id.clone()))).collect();
         if let Some(wait) = sources.iter().filter_map(|source| self.throttle.blocked(source, now)).max() {
@@ -153,7 +150,14 @@ impl EdgeState {
         }
         // Before any secret is compared (REG-6).
         let entry = match identity::record_of(&self.catalog, peer.identity.as_ref(), named) {
-            Ok(None) => entry,
+            // A record without an id is found by its secret: each comparison takes the same time, and all are made, but for
+            // those of records that need an identity first.
+            Ok(None) => named.or_else(|| {
+                let unnamed = nodes.iter().filter(|node| node.token_id.is_none() && !Catalog::is_managed(node));
+                let knows = |node: &NodeEntry, token: &Token| proof(Some(node), token) != TokenProof::Unknown;
+                let matching = unnamed.filter(|node| token.as_ref().is_some_and(|token| knows(node, token)));
+                matching.fold(None, |_, node| Some(node))
+            }),
             // A record that a token names by its id is found by that id only.
             Ok(Some(record)) => Some(record).filter(|record| record.token_id.is_none() || named.is_some()),
             Err(reason) => {
@@ -168,7 +172,10 @@ impl EdgeState {
             for source in sources {
                 self.throttle.failed(source, now);
             }
-            return refuse(None, RefusalReason::UnknownToken, Duration::ZERO);
+            let barred = |node: &NodeEntry| node.token_id.is_none() && Catalog::is_managed(node);
+            let unproven = peer.identity.is_none() && named.is_none() && nodes.iter().any(barred);
+            let reason = if unproven { RefusalReason::IdentityRequired } else { RefusalReason::UnknownToken };
+            return refuse(None, reason, Duration::ZERO);
         };
         let node = entry.id.clone();
         if proof == TokenProof::Expired {
@@ -236,6 +243,8 @@ impl EdgeState {
         let edge_time_ms = challenge.edge_time_ms(now);
         self.timers.disarm(Timer::Challenge(newcomer));
         let entry = self.catalog.nodes().iter().find(|entry| entry.id == *node && entry.enabled).cloned();
+        // The config may have changed since it was admitted to wait.
+        let entry = entry.filter(|entry| self.has_identity_of(newcomer, entry));
         let reason = if self.shutting_down { RefusalReason::Draining } else { RefusalReason::ConfigUnavailable };
         let registered = entry.filter(|_| !self.shutting_down).and_then(|entry| self.claim(newcomer, &entry, now));
         match registered {

@@ -53,6 +53,14 @@ impl EdgeState {
         self.registry.peer(connection)?.identity.as_ref()
     }
 
+    /// A connection has shown the identity of a record, or none where the record needs none.
+    pub(super) fn has_identity_of(&self, connection: ConnectionId, entry: &NodeEntry) -> bool {
+        match self.verified_identity(connection) {
+            Some(shown) => entry.is(shown.identity()),
+            None => !(self.catalog.identity_required() || Catalog::is_managed(entry)),
+        }
+    }
+
     /// Every connection that has shown an identity.
     pub(crate) fn identities(&self) -> Vec<(ConnectionId, VerifiedIdentity)> {
         let ids = self.registry.ids().into_iter();
@@ -63,13 +71,8 @@ impl EdgeState {
     pub(super) fn recheck_records(&mut self, now: Instant) {
         for connection in self.registry.ids() {
             let Some(node) = self.registry.node_of(connection).cloned() else { continue };
-            let good = match (self.verified_identity(connection), self.catalog.node(&node)) {
-                (Some(shown), Some(entry)) => entry.is(shown.identity()),
-                (None, _) => !self.catalog.identity_required(),
-                // Closed for another reason.
-                (Some(_), None) => true,
-            };
-            if !good {
+            // One that is in no config any more is closed for that.
+            if self.catalog.node(&node).is_some_and(|entry| !self.has_identity_of(connection, entry)) {
                 self.handle_identity_lost(connection, now);
             }
         }

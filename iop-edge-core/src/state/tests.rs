@@ -132,7 +132,7 @@ pub(crate) fn providers_of(node: &str) -> &'static [&'static str] {
 fn registered(state: &mut EdgeState, node: &str, now: Instant) -> ConnectionId {
     let id = state.handle_opened(PeerIdentity::default(), 99, now).unwrap();
     state.handle_hello(id, &hello(), now);
-    state.handle_register(id, &register(node), 5, now);
+    state.handle_register(id, &register(node), 5, 5, now);
     id
 }
 

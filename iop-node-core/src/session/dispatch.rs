@@ -117,8 +117,8 @@ impl Session<'_> {
             .push_run_control(key, ToEdge::Accepted(number))
             .map_err(|_| End::Close(CloseCode::ControlOverflow))?;
         let draining = !self.takes_new_work();
-        let admitted = admit(head, &self.node.adapters(), draining, self.leases.as_ref(), now());
-        let admitted = match admitted {
+        let (leases, observer) = (self.leases.as_ref(), self.node.observer.as_ref());
+        let admitted = match admit(head, &self.node.adapters(), draining, leases, observer, now()) {
             Ok(admitted) => admitted,
             Err(failure) => {
                 tracing::debug!(run = %number, %run_id, path = path.as_str(), code = %failure.code, "refused");

@@ -15,6 +15,7 @@ use iop_execution::{ExecutionFailure, FailureCode, GatePermit, StallTimeout};
 use iop_wire::DispatchHead;
 
 use crate::adapters::{Adapter, Adapters};
+use crate::observe::NodeObserver;
 use crate::state::leases::{self, LeaseDesk, PendingLease};
 use crate::state::runs::MAX_BODY_BYTES;
 
@@ -54,8 +55,33 @@ pub fn admit(
     adapters: &Adapters,
     draining: bool,
     desk: Option<&Arc<LeaseDesk>>,
+    observer: &dyn NodeObserver,
     now: Instant,
 ) -> Result<Admitted, ExecutionFailure> {
+    let Placeable { adapter, stall_timeout, deadline } = placeable(head, adapters, draining).inspect_err(|_| {
+        leases::left_unused(head, observer);
+    })?;
+    let lease = leases::check(desk, head, adapter.config(), observer, now).map_err(|refused| *refused)?;
+    let Some(place) = adapter.gate().try_enter() else {
+        return Err(ExecutionFailure::refused(FailureCode::Busy, "every place of the adapter is taken"));
+    };
+    let permit = CapacityPermit { _place: place };
+    Ok(Admitted { adapter: Arc::clone(adapter), permit, stall_timeout, deadline, lease })
+}
+
+/// A dispatch that passed every check but that of its lease, and has no place yet.
+struct Placeable<'a> {
+    adapter: &'a Arc<Adapter>,
+    stall_timeout: StallTimeout,
+    deadline: Option<Duration>,
+}
+
+/// The checks before that of the lease.
+fn placeable<'a>(
+    head: &DispatchHead,
+    adapters: &'a Adapters,
+    draining: bool,
+) -> Result<Placeable<'a>, ExecutionFailure> {
     let stall_timeout = StallTimeout::from_ms(head.response_stall_timeout_ms)
         .map_err(|error| ExecutionFailure::refused(FailureCode::InvalidRequest, error.to_string()))?;
     let deadline = match head.deadline_ms {
@@ -79,12 +105,7 @@ pub fn admit(
     if !adapter.serves(&head.target) {
         return Err(ExecutionFailure::refused(FailureCode::UnknownTarget, "the adapter has no such target"));
     }
-    let lease = leases::check(desk, head, adapter.config(), now).map_err(|refused| *refused)?;
-    let Some(place) = adapter.gate().try_enter() else {
-        return Err(ExecutionFailure::refused(FailureCode::Busy, "every place of the adapter is taken"));
-    };
-    let permit = CapacityPermit { _place: place };
-    Ok(Admitted { adapter: Arc::clone(adapter), permit, stall_timeout, deadline, lease })
+    Ok(Placeable { adapter, stall_timeout, deadline })
 }
 
 #[cfg(test)]

@@ -216,9 +216,10 @@ pub fn check(
     desk: Option<&Arc<LeaseDesk>>,
     head: &DispatchHead,
     config: &ProviderConfig,
+    observer: &dyn NodeObserver,
     now: Instant,
 ) -> Result<Option<PendingLease>, Refusal> {
-    let brought = !head.credential_lease.expose().is_empty();
+    let brought = brings_lease(head);
     let outcome = match (desk, config.credential.is_some(), brought) {
         (_, false, false) => return Ok(None),
         (None, _, true) => Err(LeaseError::UnknownIssuer),
@@ -231,11 +232,24 @@ pub fn check(
         Err(error) => {
             let reason = reason_of(error);
             tracing::warn!(target: "iop_audit", run_id = %head.run_id, %reason, "credential lease refused");
-            if let (Some(desk), true) = (desk, brought) {
-                desk.observer.credential_lease(LeaseOutcome::Refused(reason));
+            if brought {
+                observer.credential_lease(LeaseOutcome::Refused(reason));
             }
             Err(refused(reason))
         }
+    }
+}
+
+fn brings_lease(head: &DispatchHead) -> bool {
+    !head.credential_lease.expose().is_empty()
+}
+
+/// A request was refused before its lease was looked at: whatever it is worth, it stays unused (CRD-13).
+pub fn left_unused(head: &DispatchHead, observer: &dyn NodeObserver) {
+    if brings_lease(head) {
+        // Which one it is stands in what nobody has checked.
+        tracing::info!(target: "iop_audit", run_id = %head.run_id, "credential lease not looked at");
+        observer.credential_lease(LeaseOutcome::Unused);
     }
 }
 

@@ -48,7 +48,9 @@ async fn under_drain_the_backend_sees_no_close_and_the_place_is_taken_until_its_
     let end = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
     let answer = Answer::events().write(word("a")).pause().write(word("b")).pause().write(end);
     for (policy, closes) in [(CancelPolicy::Drain, 0), (CancelPolicy::Abort, 1)] {
-        let backend = ScriptedBackend::builder().otherwise(answer.clone()).start().await.unwrap();
+        // What the Node asks before a request comes is no part of this.
+        let script = ScriptedBackend::builder().route("POST", "/v1/chat/completions", answer.clone());
+        let backend = script.start().await.unwrap();
         let (node, mut conn) = connected(&backend, policy).await;
         ask(&mut conn, 1).await;
         until(&mut conn, 1, |frame| matches!(frame, TunnelFrame::Body { .. })).await;

@@ -89,8 +89,10 @@ async fn a_journal_that_can_not_be_written_is_told_and_nothing_else_happens() {
         "no database at all, and somebody needs it as it is".repeat(99),
     )
     .unwrap();
-    let _ = std::fs::remove_file(fleet.folder().path().join("iop.db-wal"));
-    let _ = std::fs::remove_file(fleet.folder().path().join("iop.db-shm"));
+    // With what the killed process left beside it, SQLite would make a database of that again.
+    for beside in ["iop.db-journal", "iop.db-wal", "iop.db-shm"] {
+        let _ = std::fs::remove_file(fleet.folder().path().join(beside));
+    }
     fleet.start_node(0);
     fleet.ready().await;
     fleet.node(0).find("word of it", |line| line.contains("the run journal can't be written").then_some(())).await;

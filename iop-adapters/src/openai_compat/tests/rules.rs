@@ -273,3 +273,18 @@ async fn a_lent_key_is_on_its_call_alone_and_without_one_there_is_no_call() {
     }
     assert_eq!(backend.traffic().requests, 2);
 }
+
+#[tokio::test]
+async fn an_adapter_that_was_not_set_up_for_lent_keys_takes_none_and_uses_no_other() {
+    // CRD-5, CRD-16: a key of its own must not stand in for one that was lent
+    let backend = ScriptedBackend::builder().model("ok", Answer::json(200, "{}")).start().await.unwrap();
+    let adapter = adapter(&backend);
+    assert!(!adapter.capabilities().credentials);
+    let mut request = tunnel_request(&target("ok"), chat_json("ok", "hello", false), false);
+    request.credential = CallCredential::new("authorization", b"LENT").map(Arc::new);
+    let mut execution = TunnelExecution::tunnel(Arc::clone(&adapter) as Arc<dyn Provider>, request);
+    let frames = collect(&mut execution).await;
+    let [TunnelFrame::Failed(failure)] = &frames[..] else { panic!("{frames:?}") };
+    assert_eq!((failure.code, failure.provider_contacted), (FailureCode::CredentialRejected, ProviderContacted::No));
+    assert_eq!(backend.traffic().requests, 0);
+}

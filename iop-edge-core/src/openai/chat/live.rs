@@ -23,7 +23,7 @@ use tokio::time::{Sleep, sleep};
 use super::commit::Verdict;
 use super::idle::ClientIdle;
 use super::{Asked, EVENT_STREAM, Exchange, JSON, payload, refuse};
-use crate::api::{CommitMark, EndNotes, Engine, Submit, SubmitError, Submitted};
+use crate::api::{CommitMark, EndNote, EndNotes, Engine, Submit, SubmitError, Submitted};
 use crate::catalog::RetryOn;
 use crate::openai::body::{AnswerCut, OpenAiBody};
 use crate::openai::config::{KEEPALIVE_EVERY, MAX_SNAPSHOT_BYTES, OpenAiConfig};
@@ -149,6 +149,7 @@ impl Live {
         let body = match &mut self.stage {
             Stage::Running(attempt) if whole => {
                 let whole = attempt.exchange.gate.take_all();
+                self.recorder.gave(&whole);
                 self.recorder.completed(StatusCode::OK);
                 OpenAiBody::full(whole)
             }
@@ -206,6 +207,9 @@ impl Live {
         }
         self.recorder.submitted(true, Some(&submitted.admitted));
         let (commit, notes) = (submitted.commit.clone(), submitted.notes.clone());
+        if notes.get() != Some(&EndNote::NotSent) {
+            self.recorder.sent();
+        }
         let retry_on = submitted.admitted.retry_on;
         let exchange = Exchange::new(submitted, &self.asked, &self.config);
         self.stage = Stage::Running(Box::new(Attempt { exchange, commit, notes, retry_on, judged: false }));
@@ -221,6 +225,11 @@ impl Live {
         }
         let Some(error) = gate.failure().filter(|_| !attempt.judged) else { return };
         attempt.judged = true;
+        let unsent = attempt.notes.get() == Some(&EndNote::NotSent);
+        let unasked = error.is_uncontacted() && !gate.is_committed() && attempt.exchange.answer.usage().is_none();
+        if unasked && !unsent {
+            self.recorder.refused_unasked();
+        }
         let Some(cause) = error.cause() else {
             if self.recorder.liveness().has_retried() {
                 self.over(|error| error.spent());
@@ -293,6 +302,7 @@ impl Live {
                     let gate = &mut attempt.exchange.gate;
                     if let Some(bytes) = gate.take() {
                         self.idle.gave();
+                        self.recorder.gave(&bytes);
                         if gate.is_ended() && gate.is_empty() && !gate.is_cut() {
                             self.end();
                         }

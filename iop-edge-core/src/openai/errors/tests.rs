@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use iop_execution::{FailureStage, ProviderContacted};
+use iop_execution::FailureStage;
 use serde_json::{Value, json};
 
 use super::*;
@@ -165,6 +165,17 @@ fn special_headers_stand_where_they_belong() {
         (&"close".parse().unwrap(), &"1".parse().unwrap())
     );
     assert_eq!(ApiError::method_not_allowed("POST").to_response(Dialect::OpenAi).headers()[ALLOW], "POST");
+}
+
+#[test]
+fn a_credential_that_may_not_be_used_is_not_asked_for_again() {
+    // CRD-5, API-5: it would end the same way, and what is said is true whether a provider was called or not
+    let refused = ApiError::from_failure(&failure(FailureCode::CredentialRejected), None);
+    let response = refused.to_response(Dialect::OpenAi);
+    assert_eq!(response.headers().get("x-should-retry").unwrap(), "false");
+    assert_eq!(refused.message(), "No credential may be used for this request.");
+    let other = ApiError::from_failure(&failure(FailureCode::Disconnected), None).to_response(Dialect::OpenAi);
+    assert!(!other.headers().contains_key("x-should-retry"));
 }
 
 fn check_retry(error: &ApiError) {

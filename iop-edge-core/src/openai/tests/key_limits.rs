@@ -134,11 +134,34 @@ async fn each_way_a_request_ends_settles_it_once() {
     let (chat, streamed) = (&*CHAT.replace("hi", &text), &*STREAM.replace("hi", &text));
     let partial = TunnelFrame::Usage(Usage { output_tokens: Some(3), ..Usage::default() });
     let chunk = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
+    let broken = TunnelFrame::Failed(ExecutionFailure::new(
+        FailureCode::ProviderProtocol,
+        iop_execution::FailureStage::Stream,
+        iop_execution::ProviderContacted::Yes,
+        "it failed",
+    ));
+    let deadline = iop_execution::CancelReason::EdgeDeadline;
+    let long = chunk.replace("\"x\"", &format!("\"{}\"", "y".repeat(400)));
+    let document = format!(r#"{{"choices":[{{"message":{{"content":"{}"}}}}]}}"#, "y".repeat(400));
     for (what, replies, body, charged) in [
         ("refused by the queue", vec![Reply::Refuse(SubmitError::QueueTimeout)], chat, 0),
         ("no such model", vec![], r#"{"model":"x","messages":[{"role":"user","content":"hi"}]}"#, 0),
         ("bad body", vec![], "{}", 0),
-        ("failed at the provider", vec![tunnel([failed(FailureCode::ProviderProtocol)])], chat, estimate),
+        ("failed at the provider", vec![tunnel([broken])], chat, estimate),
+        ("refused by its node", vec![tunnel([failed(FailureCode::CredentialRejected)])], chat, 0),
+        (
+            "not sent",
+            vec![Reply::Noted(EndNote::NotSent, Box::new(tunnel([TunnelFrame::Cancelled(deadline)])))],
+            chat,
+            0,
+        ),
+        ("streamed text, no usage", vec![tunnel([sse(), content(&long), done()])], streamed, estimate + 100),
+        (
+            "text, no usage",
+            vec![tunnel([head(200, "application/json"), content(&document), TunnelFrame::End])],
+            chat,
+            estimate + 100,
+        ),
         ("streamed, no usage", vec![tunnel([sse(), content(chunk), done()])], streamed, estimate),
         ("streamed, usage", vec![tunnel([sse(), content(chunk), usage(15, 3), done()])], streamed, 18),
         ("a part of usage", vec![tunnel([sse(), content(chunk), partial, done()])], streamed, estimate + 3),
@@ -155,7 +178,7 @@ async fn each_way_a_request_ends_settles_it_once() {
         assert_eq!(left(&rig, &key), (1000 - charged, 0), "{what}");
     }
     // A client that leaves in the middle of its stream.
-    let (rig, key) = rig([hanging([sse(), content(chunk)])], limits);
+    let (rig, key) = rig([hanging([sse(), content(&long)])], limits);
     let mut response = rig.send(asked_by(&key, streamed)).await;
     response.body_mut().frame().await.unwrap().unwrap();
     assert_eq!(left(&rig, &key).1, 1, "it runs");
@@ -163,7 +186,7 @@ async fn each_way_a_request_ends_settles_it_once() {
     assert_eq!((second.status().as_u16(), header(&second, "retry-after")), (429, "1"));
     assert_eq!(error_of(&whole(second).await.1)["type"], "requests");
     drop(response);
-    assert_eq!(left(&rig, &key), (1000 - estimate, 0));
+    assert_eq!(left(&rig, &key), (1000 - estimate - 100, 0), "what it has counts, though nobody reported it");
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ use crate::catalog::{
     RouteName, Scope, SlotSecret,
 };
 use crate::observe::Violation;
+use crate::state::credential::NoOrder;
 
 fn slot(name: &str, revision: u64) -> CredentialSlot {
     CredentialSlot::new(SlotName::new(name).unwrap(), revision, Arc::new(SlotSecret::new(b"sk-SENTINEL".to_vec())))
@@ -74,7 +75,7 @@ fn connect_with_key(state: &mut EdgeState, key: &RecipientKey, now: Instant) -> 
 fn connect_with(state: &mut EdgeState, recipient_key: bytes::Bytes, now: Instant) -> ConnectionId {
     let id = state.handle_opened(proven(), 99, now).unwrap();
     state.handle_hello(id, &hello(), now);
-    state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, now);
+    state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, 5, now);
     state.handle_ready(id, ready("n1", 7, &["a"]), now);
     id
 }
@@ -137,7 +138,7 @@ fn a_key_that_anybody_could_open_leases_of_ends_the_connection() {
     let id = state.handle_opened(proven(), 99, now).unwrap();
     state.handle_hello(id, &hello(), now);
     let recipient_key = bytes::Bytes::from_static(&[0; 32]);
-    state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, now);
+    state.handle_register(id, &RegisterRequest { recipient_key, ..register("n1") }, 5, 5, now);
     let violated = Effect::Observe(Observation::Violated { violation: Violation::Malformed });
     assert!(effects(&mut state).contains(&violated));
 }
@@ -230,7 +231,7 @@ fn a_slot_that_nobody_may_use_refuses_what_was_chosen_and_nothing_stands_in_for_
         assert_eq!(denied(state.submit(by("team-a", "paid", 1), now)), reason, "known before it waits");
         let chosen = grant(state.submit(by("team-a", "mixed", 2), now));
         assert_eq!(chosen.provider.as_str(), "a", "the choice does not look at the slot");
-        assert_eq!(state.lease_order(chosen.attempt).unwrap_err(), reason);
+        assert_eq!(state.lease_order(chosen.attempt).unwrap_err(), reason.into());
     }
 }
 
@@ -256,14 +257,14 @@ fn a_lease_is_made_of_what_the_node_has_and_for_this_run_alone() {
     assert_eq!(binding.run.as_str(), RunId::from_bytes([1; 16]).to_string());
     assert_eq!((order.revision, order.generation), (3, 99));
     assert_eq!(order.recipient.id(), key.id());
-    assert!(state.lease_fits(attempt, Some(&order)) && !state.lease_fits(attempt, None));
+    assert_eq!([Some(&order), None].map(|issued| state.lease_fits(attempt, issued)), [Ok(true), Ok(false)]);
     // A rotation in between: another lease is needed.
     state.apply_config(Arc::new(catalog(8, &issuer, vec![slot("s1", 4), slot("s2", 1)])), now).unwrap();
-    assert!(!state.lease_fits(attempt, Some(&order)));
+    assert_eq!(state.lease_fits(attempt, Some(&order)), Ok(false));
     assert_eq!(state.lease_order(attempt).unwrap().unwrap().revision, 4);
     // A revision that goes back is one that the Nodes refuse: it is not sent.
     state.apply_config(Arc::new(catalog(9, &issuer, vec![slot("s1", 2), slot("s2", 1)])), now).unwrap();
-    assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::StaleRevision);
+    assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::StaleRevision.into());
 }
 
 #[test]
@@ -273,7 +274,7 @@ fn a_node_without_a_key_gets_no_lease_and_no_call_without_one() {
     let mut state = new_state(catalog(7, &issuer, vec![slot("s1", 1), slot("s2", 1)]));
     connect_with(&mut state, bytes::Bytes::new(), now);
     let attempt = grant(state.submit(by("team-a", "paid", 1), now)).attempt;
-    assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::WrongRecipient);
+    assert_eq!(state.lease_order(attempt).unwrap_err(), CredentialReason::WrongRecipient.into());
 }
 
 #[test]
@@ -312,4 +313,101 @@ fn requests_wait_while_a_node_may_have_another_credential_than_is_configured() {
     assert_eq!(granted(&all), [waiting]);
     assert_eq!(news(&all, id), [(vec![issuer.public_bytes()], vec![state_of("s2", 1, false)], false)]);
     assert_eq!(state.lease_order(waiting).unwrap().unwrap().binding.slot.as_str(), "s2");
+}
+
+#[test]
+fn what_needs_a_lease_is_not_sent_without_one_when_its_provider_goes_or_changes() {
+    // CRD-5, CRD-15, CFG-2: granted, and the config changes before the request is sent
+    let slots = || vec![slot("s1", 1), slot("s2", 1)];
+    for gone in [true, false] {
+        let (now, issuer, key) = (Instant::now(), issuer(), RecipientKey::generate().unwrap());
+        let mut state = new_state(catalog(7, &issuer, slots()));
+        connect_with_key(&mut state, &key, now);
+        let attempt = grant(state.submit(by("team-a", "paid", 1), now)).attempt;
+        let order = state.lease_order(attempt).unwrap().unwrap();
+        let new = if gone {
+            let mut node = catalog(8, &issuer, slots()).nodes()[0].clone();
+            node.providers[0].enabled = false;
+            Catalog::builder()
+                .revision(8)
+                .suspicion_withdraw(None)
+                .node(node)
+                .credentials(credentials(&issuer, slots()))
+        } else {
+            managed(8, "s2", credentials(&issuer, slots()))
+        };
+        state.apply_config(Arc::new(new.build().unwrap()), now).unwrap();
+        assert_eq!(state.lease_order(attempt).unwrap_err(), NoOrder::Gone, "gone {gone}");
+        assert_eq!([Some(&order), None].map(|issued| state.lease_fits(attempt, issued)), [Err(NoOrder::Gone); 2]);
+    }
+}
+
+#[test]
+fn no_row_of_rotations_keeps_an_old_revision_good() {
+    // CRD-8: each is taken for one overlap after it was replaced
+    let (start, issuer, key) = (Instant::now(), issuer(), RecipientKey::generate().unwrap());
+    let mut state = new_state(catalog(7, &issuer, vec![slot("s1", 1), slot("s2", 1)]));
+    let id = connect_with_key(&mut state, &key, start);
+    effects(&mut state);
+    let half = REVISION_OVERLAP / 2;
+    for round in 0..6_u32 {
+        let (now, revision) = (start + half * round, u64::from(round) + 2);
+        state.handle_timeout(now);
+        // Replaced one and two rounds ago: the one before last ends now.
+        let oldest = revision.saturating_sub(2).max(1);
+        let told = news(&effects(&mut state), id);
+        let expected = (round > 1).then(|| (vec![issuer.public_bytes()], vec![state_of("s1", oldest, false)], false));
+        assert_eq!(told, expected.into_iter().collect::<Vec<_>>(), "round {round}");
+        state
+            .apply_config(Arc::new(catalog(revision + 7, &issuer, vec![slot("s1", revision), slot("s2", 1)])), now)
+            .unwrap();
+        assert_eq!(news(&effects(&mut state), id), []);
+    }
+    // However many there are, what is remembered of them is bounded.
+    for revision in 10..40 {
+        let now = start + half * 6;
+        state
+            .apply_config(Arc::new(catalog(revision + 7, &issuer, vec![slot("s1", revision), slot("s2", 1)])), now)
+            .unwrap();
+    }
+    let last = news(&effects(&mut state), id).pop().unwrap();
+    assert_eq!(last.1, [state_of("s1", 31, false)]);
+}
+
+#[test]
+fn a_record_that_becomes_managed_needs_an_identity_before_any_secret_is_compared() {
+    // REG-6, CRD-10
+    let (now, issuer) = (Instant::now(), issuer());
+    let slots = || vec![slot("s1", 1), slot("s2", 1)];
+    let plain = |revision| {
+        let mut node = managed(revision, "s1", credentials(&issuer, slots())).build().unwrap().nodes()[0].clone();
+        node.providers[0].config.credential = None;
+        Catalog::builder().revision(revision).suspicion_withdraw(None).node(node).build().unwrap()
+    };
+    let mut state = new_state(plain(7));
+    let id = registered(&mut state, "n1", now);
+    state.handle_ready(id, ready("n1", 7, &["a"]), now);
+    effects(&mut state);
+    state.apply_config(Arc::new(catalog(8, &issuer, slots())), now).unwrap();
+    let closed = |effect: &Effect| {
+        matches!(effect, Effect::Close { connection, code, .. }
+        if *connection == id && *code == CloseCode::IdentityRevoked)
+    };
+    assert!(effects(&mut state).iter().any(closed), "it ends at once: nothing runs");
+    // Without an id in the record, too: a good secret and a bad one look the same.
+    for token in [secret("n1"), secret("n1").replace('s', "t")] {
+        let mut node = catalog(9, &issuer, slots()).nodes()[0].clone();
+        node.token_id = None;
+        let unnamed = Catalog::builder().revision(9).suspicion_withdraw(None).node(node);
+        let mut state = new_state(unnamed.credentials(credentials(&issuer, slots())).build().unwrap());
+        let id = state.handle_opened(PeerIdentity::default(), 1, now).unwrap();
+        state.handle_hello(id, &hello(), now);
+        let request = RegisterRequest { token: Redacted::new(token), ..register("n1") };
+        state.handle_register(id, &request, 5, 5, now);
+        let refused = effects(&mut state).into_iter().find_map(|effect| match effect {
+            Effect::Publish(EdgeNodeEvent::Refused { reason, .. }) => Some(reason),
+            _ => None,
+        });
+        assert_eq!(refused, Some(RefusalReason::IdentityRequired));
+    }
 }

@@ -8,7 +8,7 @@ use super::*;
 fn dial(state: &mut EdgeState, instance: u8, ordinal: u64, now: Instant) -> ConnectionId {
     let id = state.handle_opened(PeerIdentity::default(), 99, now).unwrap();
     state.handle_hello(id, &Hello { instance_id: [instance; 16], connection_ordinal: ordinal, ..hello() }, now);
-    state.handle_register(id, &register("n1"), 1000, now);
+    state.handle_register(id, &register("n1"), 1000, 1, now);
     id
 }
 

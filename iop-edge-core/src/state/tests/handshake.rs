@@ -151,7 +151,7 @@ fn every_refusal_is_typed_sent_and_published() {
     ] {
         let id = state.handle_opened(PeerIdentity::default(), 1, now).unwrap();
         state.handle_hello(id, &hello(), now);
-        state.handle_register(id, &request, 5, now);
+        state.handle_register(id, &request, 5, 5, now);
         let effects = effects(&mut state);
         assert_eq!(response(&effects), Err(reason));
         assert_eq!(closes(&effects), [CloseCode::Closed]);
@@ -214,7 +214,7 @@ fn a_token_that_failed_often_is_blocked_for_a_while_and_the_others_are_not() {
     for _ in 0..10 {
         let id = state.handle_opened(PeerIdentity::default(), 1, start).unwrap();
         state.handle_hello(id, &hello(), start);
-        state.handle_register(id, &wrong, 5, start);
+        state.handle_register(id, &wrong, 5, 5, start);
         seen = effects(&mut state);
     }
     assert_eq!(response(&seen), Err(RefusalReason::Draining));
@@ -257,7 +257,7 @@ fn messages_out_of_state_close_the_connection() {
     let now = Instant::now();
     type Step = fn(&mut EdgeState, ConnectionId, Instant);
     let say_hello: Step = |state, id, now| state.handle_hello(id, &hello(), now);
-    let say_register: Step = |state, id, now| state.handle_register(id, &register("n1"), 5, now);
+    let say_register: Step = |state, id, now| state.handle_register(id, &register("n1"), 5, 5, now);
     let say_ready: Step = |state, id, now| state.handle_ready(id, ready("n1", 7, &["a"]), now);
     let say_drain: Step = |state, id, now| state.handle_drain(id, now);
     let sequences: [&[Step]; 6] = [

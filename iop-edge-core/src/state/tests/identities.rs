@@ -39,7 +39,7 @@ fn outcome(state: &mut EdgeState, shown: Option<&str>, token: &str, now: Instant
     let id = state.handle_opened(peer(shown), 1, now).unwrap();
     state.handle_hello(id, &hello(), now);
     effects(state);
-    state.handle_register(id, &request(token), 5, now);
+    state.handle_register(id, &request(token), 5, 5, now);
     let effects = effects(state);
     let answer = effects.iter().find_map(|effect| match effect {
         Effect::Send { message, .. } => match &**message {
@@ -154,7 +154,7 @@ fn a_record_without_a_token_id_is_found_by_its_identity() {
 fn connected(state: &mut EdgeState, now: Instant) -> ConnectionId {
     let id = state.handle_opened(peer(Some("n1")), 1, now).unwrap();
     state.handle_hello(id, &hello(), now);
-    state.handle_register(id, &register("n1"), 5, now);
+    state.handle_register(id, &register("n1"), 5, 5, now);
     state.handle_ready(id, ready("n1", 7, providers_of("n1")), now);
     effects(state);
     id

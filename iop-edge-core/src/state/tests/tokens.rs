@@ -19,7 +19,7 @@ fn outcome(secrets: Option<TokenSecrets>, text: String) -> (bool, Option<Refusal
     state.handle_hello(id, &hello(), now);
     let mut request = register("n1");
     request.token = Redacted::new(text);
-    state.handle_register(id, &request, SECOND * 1_000, now);
+    state.handle_register(id, &request, 5, SECOND, now);
     let mut told = None;
     let mut seen = None;
     for effect in effects(&mut state) {
@@ -70,7 +70,7 @@ fn a_token_without_an_id_in_its_record_is_found_by_any_secret_of_it() {
         state.handle_hello(id, &hello(), now);
         let mut request = register("n1");
         request.token = Redacted::new(text.clone());
-        state.handle_register(id, &request, unix_time * 1_000, now);
+        state.handle_register(id, &request, 5, unix_time, now);
         let is_refusal = |effect: &Effect| matches!(effect, Effect::Observe(Observation::RegistrationRefused { .. }));
         assert_eq!(effects(&mut state).iter().any(is_refusal), refused, "{unix_time}");
     }

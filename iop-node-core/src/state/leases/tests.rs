@@ -6,6 +6,7 @@ use iop_execution::{AdapterKey, Principal, ProviderId, Redacted, Target};
 use iop_wire::{CredentialScope, RunNumber};
 
 use super::*;
+use crate::observe::NoObserver;
 
 const EDGE_MS: u64 = 1_800_000_000_000;
 const GENERATION: u64 = 77;
@@ -137,7 +138,7 @@ impl Pair {
     }
 
     fn check_for(&self, head: &DispatchHead, config: &ProviderConfig) -> Result<PendingLease, CredentialReason> {
-        match check(Some(&self.desk), head, config, self.start) {
+        match check(Some(&self.desk), head, config, self.desk.observer.as_ref(), self.start) {
             Ok(pending) => Ok(pending.expect("a lease was brought")),
             Err(failure) => Err(reason(&failure)),
         }
@@ -265,16 +266,22 @@ fn a_provider_that_needs_a_lease_is_never_called_without_and_another_never_with_
     let mut none = head(Bytes::new());
     none.credential_scope = None;
     assert_eq!(
-        reason(&check(Some(&pair.desk), &none, &config(), pair.start).unwrap_err()),
+        reason(&check(Some(&pair.desk), &none, &config(), &NoObserver, pair.start).unwrap_err()),
         CredentialReason::Malformed
     );
-    assert_eq!(reason(&check(None, &none, &config(), pair.start).unwrap_err()), CredentialReason::Malformed);
+    assert_eq!(
+        reason(&check(None, &none, &config(), &NoObserver, pair.start).unwrap_err()),
+        CredentialReason::Malformed
+    );
     let leased = head(pair.issue(Wish::default()));
-    assert_eq!(reason(&check(None, &leased, &config(), pair.start).unwrap_err()), CredentialReason::UnknownIssuer);
+    assert_eq!(
+        reason(&check(None, &leased, &config(), &NoObserver, pair.start).unwrap_err()),
+        CredentialReason::UnknownIssuer
+    );
     let mut plain = config();
     plain.credential = None;
     assert_eq!(pair.check_for(&leased, &plain).unwrap_err(), CredentialReason::BindingMismatch(Told::Slot));
-    assert!(check(None, &none, &plain, pair.start).unwrap().is_none());
+    assert!(check(None, &none, &plain, &NoObserver, pair.start).unwrap().is_none());
 }
 
 #[test]
@@ -367,7 +374,9 @@ fn whatever_happens_in_whatever_order_a_lease_opens_at_most_once_and_never_after
             let step = STEPS[order % STEPS.len()];
             order /= STEPS.len();
             match step {
-                Arrive(which) => pending[which] = check(Some(&pair.desk), &lease, &config(), at).ok().flatten(),
+                Arrive(which) => {
+                    pending[which] = check(Some(&pair.desk), &lease, &config(), &NoObserver, at).ok().flatten()
+                }
                 Open(which) => {
                     if let Some(lease) = pending[which].take() {
                         let open = lease.open(&Place, at).is_ok();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use iop_adapters::http::Origin;
-use iop_edge_core::catalog::{CredentialForm, CredentialSource, IssuerKey, SlotName, SlotSecret};
+use iop_edge_core::catalog::{CredentialForm, CredentialSource, IssuerKey, PrincipalName, SlotName, SlotSecret};
 
 use super::super::check::Unique;
 use super::resolve_public_key;
@@ -142,11 +142,8 @@ fn issuers(credentials: &Tree, base: &Path, problems: &mut Problems) {
 
 fn routes(credentials: &Tree, tree: &Tree, slots: &Unique<'_>, problems: &mut Problems) {
     let clients = tree.get("auth").map(|auth| auth.list("api_keys")).unwrap_or_default();
-    let principals: Vec<_> = clients
-        .iter()
-        .filter_map(|key| key.text("principal").or_else(|| key.text("id")))
-        .map(|(name, _)| name)
-        .collect();
+    let named: Vec<_> = clients.iter().filter_map(|key| key.text("principal").or_else(|| key.text("id"))).collect();
+    let principals: Vec<_> = named.iter().map(|(name, _)| *name).collect();
     let models = tree.get("models").filter(|models| matches!(models.value, Value::List(_)));
     let auto = |model: &Tree| matches!(&model.value, Value::Text(word) if word == "auto");
     let explicit = models.filter(|models| !models.items().iter().any(auto));
@@ -180,6 +177,15 @@ fn routes(credentials: &Tree, tree: &Tree, slots: &Unique<'_>, problems: &mut Pr
                 let message = format!("no model `{}` is configured", model.escape_debug());
                 problems.error(at, message, did_you_mean(model, &known));
             }
+        }
+    }
+    let for_all = |route: &Tree| texts(route, "principals").any(|(name, _)| name == "*");
+    if credentials.list("routes").iter().any(for_all) {
+        for (name, at) in named.into_iter().filter(|(name, _)| PrincipalName::new(*name).is_err()) {
+            let name = name.escape_debug();
+            let message = format!("the principal `{name}` can't stand in a lease: no route lets it use a slot");
+            let suggestion = "1 to 255 visible ASCII characters, for example team-a";
+            problems.warning(at, message, Some(suggestion.to_owned()));
         }
     }
     if !credentials.list("routes").is_empty() && clients.is_empty() {

@@ -118,6 +118,17 @@ fn every_mistake_is_told_with_its_line_and_what_to_do() {
 }
 
 #[test]
+fn a_principal_that_no_lease_can_hold_is_told_where_every_one_may_use_a_slot() {
+    // CRD-2, CRD-11
+    let folder = folder();
+    let all = good().replace("[\"team-a\"]", "[\"*\"]");
+    assert_eq!(parse(&folder, &all).1, "");
+    let (config, problems) = parse(&folder, &all.replace("principal: team-a", "principal: \"team a\""));
+    assert!(problems.contains("edge.yaml:2:") && problems.contains("`team a` can't stand in a lease"), "{problems}");
+    assert!(config.is_some(), "it may still use what needs no lease");
+}
+
+#[test]
 fn a_slot_that_nobody_may_use_needs_no_secret() {
     // CRD-11
     let folder = folder();
