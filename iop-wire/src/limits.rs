@@ -70,6 +70,8 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may be in their handshake at once; more wait in the system's accept queue (REG-8).
 pub const ACCEPT_QUEUE: usize = 128;
+/// Connections of one address that may be in handshake (REG-8). Of IPv6, the first 64 bits are one address.
+pub const HANDSHAKES_PER_ADDRESS: usize = ACCEPT_QUEUE / 2;
 /// Sessions that one HTTP/2 connection may carry: more than one only behind a proxy that joins connections.
 pub const SESSIONS_PER_CONNECTION: u32 = 64;
 /// Time a closed link's connection may take to flush before it is dropped.

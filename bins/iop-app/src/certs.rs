@@ -76,7 +76,10 @@ fn generate_all(
     let (from, until) = (now - Duration::from_secs(3600), now + Duration::from_secs(VALID_DAYS * 86_400));
     let ca_key = KeyPair::generate()?;
     let mut ca = CertificateParams::new(Vec::new())?;
-    ca.distinguished_name = name("IOP development CA");
+    // A name of its own for each: two that share one are told apart by their signatures only, and a certificate of the one
+    // that was replaced fails as forged and not as unknown.
+    let id: String = ca.key_identifier(&ca_key).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    ca.distinguished_name = name(&format!("IOP development CA {id}"));
     ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
     (ca.not_before, ca.not_after) = (from.into(), until.into());
@@ -117,4 +120,25 @@ fn name(common: &str) -> DistinguishedName {
     let mut name = DistinguishedName::new();
     name.push(DnType::CommonName, common);
     name
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::RootCertStore;
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject as _;
+
+    use super::*;
+
+    #[test]
+    fn two_cas_have_two_names() {
+        // CRD-10
+        let subject = || {
+            let made = generate(&[], SystemTime::now()).unwrap();
+            let mut roots = RootCertStore::empty();
+            roots.add(CertificateDer::from_pem_slice(made.ca.as_bytes()).unwrap()).unwrap();
+            roots.roots[0].subject.to_vec()
+        };
+        assert_ne!(subject(), subject(), "a stale certificate is of an unknown CA, not a forgery");
+    }
 }

@@ -12,7 +12,7 @@ use crate::admin::view::ReloadView;
 use crate::config::edge::records::{Form, Reading};
 use crate::config::tree::Tree;
 use crate::config::{EdgeConfig, LoadedEdge, Problems};
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::files::{self, Readers};
 use crate::operate::client::{AdminClient, AdminOptions, CallError, DEFAULT_ADMIN, KEY_FILE, KEY_VARIABLE};
 use crate::term::{note, say};
@@ -53,8 +53,29 @@ pub enum Effect {
         /// Why, and what to do.
         next: String,
     },
+    /// It is written, and the Edge that was told did not take it, or did not say so.
+    NotTaken {
+        /// Why.
+        error: String,
+        /// What to do.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+        /// How the command ends.
+        #[serde(skip)]
+        exit: Exit,
+    },
     /// It is not written: `edge.yaml` names no file for it.
     Shown,
+}
+
+impl Effect {
+    /// The end of the command, once everything else was told: what was written is never lost with an error.
+    fn settled(self) -> Result<(), Failure> {
+        match self {
+            Self::InForce { .. } | Self::Written { .. } | Self::Shown => Ok(()),
+            Self::NotTaken { error, next, exit } => Err(Failure { exit, message: error, hint: next }),
+        }
+    }
 }
 
 impl Target {
@@ -81,9 +102,14 @@ impl Target {
         Ok(form.path(&tree, base).map(|(path, _)| path))
     }
 
-    /// Tells a running Edge to read its config again.
-    async fn reload(&self, loaded: &LoadedEdge) -> Result<Effect, Failure> {
-        let later = |next: &str| Ok(Effect::Written { next: next.to_owned() });
+    /// Tells a running Edge to read its config again. No error: what it is told of is written, whatever it says.
+    async fn reload(&self, loaded: &LoadedEdge) -> Effect {
+        let later = |next: &str| Effect::Written { next: next.to_owned() };
+        let not_taken = |what: &str, failure: Failure| Effect::NotTaken {
+            error: format!("it is written, {what}: {}", failure.message),
+            next: failure.hint,
+            exit: failure.exit,
+        };
         if self.no_reload {
             return later("a running Edge takes it with `iop reload` or SIGHUP");
         }
@@ -100,14 +126,26 @@ impl Target {
             }
             options.key_file = Some(beside);
         }
-        let client = AdminClient::new(&options)?;
+        let client = match AdminClient::new(&options) {
+            Ok(client) => client,
+            Err(failure) => return not_taken("but no running Edge could be told", failure),
+        };
         match client.ask::<ReloadView>(Method::POST, "reload").await {
-            Ok(view) => Ok(Effect::InForce { revision: view.revision }),
-            Err(CallError::Failed(_)) => later("no Edge answers: it is in force when iop-edge starts"),
-            Err(refused) => {
-                let failure = client.failure(refused);
-                let message = format!("it is written, but the running Edge did not take it: {}", failure.message);
-                Err(Failure { message, ..failure })
+            Ok(view) => {
+                // What the check here has not told: what the Edge alone can know, such as a secret that it can't load.
+                for warning in view.warnings.iter().filter(|warning| warning.line == 0) {
+                    note(format!("the Edge says: {}", warning.message));
+                }
+                Effect::InForce { revision: view.revision }
+            }
+            Err(CallError::NoEdge(_)) => later("no Edge answers: it is in force when iop-edge starts"),
+            Err(CallError::Failed(failure)) => {
+                let hint = "`iop status` shows the config's revision; `iop reload` asks again".to_owned();
+                let failure = Failure { hint: Some(hint), ..failure };
+                not_taken("and the running Edge may have taken it or not", failure)
+            }
+            Err(refused @ CallError::Refused { .. }) => {
+                not_taken("but the running Edge did not take it", client.failure(refused))
             }
         }
     }
@@ -118,13 +156,20 @@ fn unusable(problems: &Problems) -> Failure {
     Failure::usage(format!("{}: {}", problems.file(), problems.summary()))
 }
 
-/// Writes records, once the whole config is known to be usable with them, and tells a running Edge.
+/// Writes records, once the whole config is known to be usable with them, and tells a running Edge. An error means that
+/// nothing was written.
 async fn put(target: &Target, form: &'static Form, file: &Path, lines: &[String]) -> Result<Effect, Failure> {
+    let loaded = write(target, form, file, lines)?;
+    Ok(target.reload(&loaded).await)
+}
+
+/// The first half of [`put`].
+fn write(target: &Target, form: &'static Form, file: &Path, lines: &[String]) -> Result<LoadedEdge, Failure> {
     let text = record::file_text(form, lines);
     let loaded = target.load_with(Some((file, &text)))?;
     files::replace(file, &text, Readers::Owner)
         .map_err(|error| Failure::fatal(format!("can't write {}: {error}; nothing was changed", file.display())))?;
-    target.reload(&loaded).await
+    Ok(loaded)
 }
 
 /// What is written, for people.
@@ -133,6 +178,7 @@ fn told(effect: &Effect, file: Option<&Path>) -> String {
     match effect {
         Effect::InForce { revision } => format!("{written}; in force (config revision {revision})"),
         Effect::Written { next } => format!("{written}; {next}"),
+        Effect::NotTaken { .. } => format!("{written}; not known to be in force"),
         Effect::Shown => String::new(),
     }
 }

@@ -13,8 +13,10 @@ use tokio::time::Instant;
 
 use crate::admin::AdminKey;
 use crate::certificates::EdgeCertificates;
+use crate::config::edge::credentials::Secrets;
 use crate::config::edge::{AuthConfig, LimitsConfig, ListenConfig, NodeRecord, ObservabilityConfig};
 use crate::config::link::LinkConfig;
+use crate::config::problem::Position;
 use crate::config::{EdgeConfig, LoadedEdge, Problems, Severity};
 use crate::edge_runtime::EdgeRuntime;
 use crate::exit::Failure;
@@ -48,6 +50,7 @@ struct Inner {
 #[derive(Debug)]
 struct State {
     loaded: LoadedEdge,
+    secrets: Secrets,
     revision: u64,
     last: Option<Attempt>,
 }
@@ -154,7 +157,7 @@ impl Reloader {
         key: AdminKey,
         apply: Apply,
     ) -> Self {
-        let state = Mutex::new(State { loaded, revision: FIRST_REVISION, last: None });
+        let state = Mutex::new(State { loaded, secrets: Secrets::default(), revision: FIRST_REVISION, last: None });
         runtime.metrics().config_revision(FIRST_REVISION);
         let certificates = OnceLock::new();
         Self(Arc::new(Inner { apply, runtime, key, created, certificates, state }))
@@ -163,6 +166,12 @@ impl Reloader {
     /// Looks at these certificates with every reload: whoever asks for one has renewed something.
     pub fn with_certificates(&self, certificates: EdgeCertificates) {
         let _once = self.0.certificates.set(certificates);
+    }
+
+    /// With the secrets it was started with: those of slots that stay as they are are not read again.
+    pub fn with_secrets(&self, secrets: Secrets) {
+        log_missing(&secrets);
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).secrets = secrets;
     }
 
     /// What is in force.
@@ -219,7 +228,7 @@ impl Reloader {
     }
 
     fn take(&self, state: &mut State) -> Result<Reloaded, ReloadError> {
-        let (loaded, problems) = EdgeConfig::load(&state.loaded.path);
+        let (loaded, mut problems) = EdgeConfig::load(&state.loaded.path);
         let Some(loaded) = loaded else { return Err(ReloadError::Invalid(problems)) };
         let Differences { restart, settings } = compare(&state.loaded.config, &loaded.config);
         if !restart.is_empty() {
@@ -227,7 +236,8 @@ impl Reloader {
         }
         let revision = state.revision.saturating_add(1);
         // Everything is built before anything changes.
-        let catalog = loaded.catalog(self.0.created, revision).map_err(ReloadError::Unusable)?;
+        let secrets = loaded.slot_secrets(&state.secrets);
+        let catalog = loaded.catalog_with(self.0.created, revision, &secrets).map_err(ReloadError::Unusable)?;
         let openai = loaded.openai().map_err(ReloadError::Unusable)?;
         let key = loaded.admin_key().map_err(ReloadError::Unusable)?;
         let change = (self.0.apply)(catalog).map_err(ReloadError::Refused)?;
@@ -235,9 +245,20 @@ impl Reloader {
         self.0.key.replace(key);
         self.0.runtime.metrics().config_revision(revision);
         timers::log(Some(&state.loaded.config), &loaded.config);
+        // Those in files are told by the check, with their lines.
+        for missing in secrets.missing().iter().filter(|missing| !missing.is_file) {
+            problems.warning(Position::default(), missing.to_string(), None);
+        }
+        state.secrets = secrets;
         state.loaded = loaded;
         state.revision = revision;
         Ok(Reloaded { change, settings, warnings: problems })
+    }
+}
+
+fn log_missing(secrets: &Secrets) {
+    for missing in secrets.missing() {
+        tracing::error!("{missing}");
     }
 }
 

@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 use crate::admin::{AdminKey, Api};
 use crate::certificates::EdgeCertificates;
 use crate::config::LoadedEdge;
+use crate::config::edge::credentials::Secrets;
 use crate::edge_runtime::EdgeRuntime;
 use crate::exit::Failure;
 use crate::lifecycle::HandshakeLog;
@@ -59,13 +60,15 @@ fn cannot_listen(name: &str, address: SocketAddr, error: &std::io::Error) -> Fai
 pub async fn bind(loaded: &LoadedEdge) -> Result<BoundEdge, Failure> {
     let config = &loaded.config;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let catalog = loaded.catalog(created, FIRST_REVISION)?;
+    let secrets = loaded.slot_secrets(&Secrets::default());
+    let catalog = loaded.catalog_with(created, FIRST_REVISION, &secrets)?;
     let key = AdminKey::new(loaded.admin_key()?);
     let runtime = EdgeRuntime::start(catalog, config.edge_id(), loaded.openai()?);
     let certificates = EdgeCertificates::load(loaded, &runtime)?;
     timers::log(None, config);
     let reloader = Reloader::new(loaded.clone(), created, runtime.clone(), key.clone());
     reloader.with_certificates(certificates.clone());
+    reloader.with_secrets(secrets);
 
     let limits = Limits {
         connections: config.limits.connections,

@@ -5,8 +5,27 @@ use std::io::{IsTerminal as _, Write as _, stderr, stdout};
 
 /// Writes a line of the command's result. A reader that has gone away is no error.
 pub fn say(line: impl Display) {
+    #[cfg(test)]
+    heard::keep(&line);
     let mut out = stdout().lock();
     let _gone = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// What tests of this thread have been told as a result.
+#[cfg(test)]
+pub(crate) mod heard {
+    use std::cell::RefCell;
+    use std::fmt::{Display, Write as _};
+
+    thread_local!(static SAID: RefCell<String> = const { RefCell::new(String::new()) });
+
+    pub(super) fn keep(line: &impl Display) {
+        SAID.with_borrow_mut(|said| writeln!(said, "{line}").unwrap());
+    }
+
+    pub(crate) fn take() -> String {
+        SAID.take()
+    }
 }
 
 /// Writes a line about the command.

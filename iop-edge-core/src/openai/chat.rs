@@ -62,13 +62,14 @@ pub(crate) async fn serve<B>(
 where
     B: Body<Data = Bytes>,
 {
-    let deadline = match deadline(&head.headers, config.request_deadline) {
-        Ok(deadline) => deadline,
-        Err(error) => return refuse(&error, recorder),
-    };
-    let priority = match priority(&head.headers) {
-        Ok(asked) => caller.priority.of(asked),
-        Err(error) => return refuse(&error, recorder),
+    let asked = deadline(&head.headers, config.request_deadline)
+        .and_then(|deadline| Ok((deadline, caller.priority.of(priority(&head.headers)?))));
+    let (deadline, priority) = match asked {
+        Ok(asked) => asked,
+        Err(error) => {
+            upload::discard(&head.headers, body).await;
+            return refuse(&error, recorder);
+        }
     };
     let id = recorder.request_id();
     let (request, echo) = match upload::read(&head.headers, body, &config).await.and_then(|body| parse(kind, body, id))

@@ -122,7 +122,7 @@ impl OpenAiService {
         };
         let response = match asked.and_then(|asked| Ok((asked, caller()?))) {
             Err(error) => {
-                upload::discard(body).await;
+                upload::discard(&head.headers, body).await;
                 refuse(&error, recorder)
             }
             Ok((asked, caller)) => {
@@ -133,7 +133,7 @@ impl OpenAiService {
                         let meter = caller.key.as_ref().and_then(|key| self.limiter.meter(key));
                         let mut response = match meter.as_ref().map(|meter| meter.admit(arrived)).transpose() {
                             Err(refusal) => {
-                                upload::discard(body).await;
+                                upload::discard(&head.headers, body).await;
                                 refuse(&ApiError::rate_limited(&refusal), recorder)
                             }
                             Ok(permit) => {

@@ -4,7 +4,7 @@ use std::pin::pin;
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -17,11 +17,15 @@ const FIRST_ALLOCATION: usize = 64 << 10;
 
 /// Takes in what is left of the body of a request that is refused, within [`DISCARD_BYTES`] and [`DISCARD_TIME`]. A client that
 /// is cut off in the middle of its upload may never see the answer: HTTP/2 then resets the stream with the answer in it, and
-/// HTTP/1.1 the connection.
-pub(crate) async fn discard<B>(body: B)
+/// HTTP/1.1 the connection. A client that asked first (`expect: 100-continue`) has sent nothing yet: the refusal is the answer to
+/// its question, and to read would be to invite what is refused.
+pub(crate) async fn discard<B>(headers: &HeaderMap, body: B)
 where
     B: Body<Data = Bytes>,
 {
+    if headers.contains_key(EXPECT) {
+        return;
+    }
     let (mut body, mut taken) = (pin!(body), 0_usize);
     let all = async {
         while let Some(Ok(frame)) = body.frame().await {
@@ -43,7 +47,7 @@ where
     B: Body<Data = Bytes>,
 {
     if let Err(error) = check(headers) {
-        discard(body).await;
+        discard(headers, body).await;
         return Err(error);
     }
     let limit = config.max_body_bytes;

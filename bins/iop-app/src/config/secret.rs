@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use iop_edge_core::token::TokenHash;
@@ -142,7 +143,7 @@ impl SecretReference {
             }
             Self::Command(words) => {
                 let program = words.first().map(String::as_str).unwrap_or_default().to_owned();
-                let told = run(words, base).map_err(|error| format!("`{program}`: {error}"))?;
+                let told = run(words, base, COMMAND_TIMEOUT).map_err(|error| format!("`{program}`: {error}"))?;
                 (format!("the output of `{program}`"), told)
             }
         };
@@ -173,7 +174,7 @@ fn first_line(mut told: Vec<u8>) -> Option<Vec<u8>> {
     Some(told)
 }
 
-fn run(words: &[String], base: &Path) -> Result<Vec<u8>, String> {
+fn run(words: &[String], base: &Path, limit: Duration) -> Result<Vec<u8>, String> {
     let (program, arguments) = words.split_first().ok_or("no program is named")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -182,14 +183,19 @@ fn run(words: &[String], base: &Path) -> Result<Vec<u8>, String> {
     }
     let mut child = command.spawn().map_err(|error| format!("can't be started: {error}"))?;
     let output = child.stdout.take();
-    // Its output is read beside it: it must not wait for a reader.
-    let reader = std::thread::spawn(move || output.map_or_else(|| Ok(Vec::new()), read_all));
-    let due = Instant::now() + COMMAND_TIMEOUT;
+    // Its output is read beside it: it must not wait for a reader. And nobody waits for the reader for ever: what the
+    // program started may hold its output open when it has ended itself.
+    let (tell, told) = mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        // Nobody listens when it took too long.
+        let _late = tell.send(output.map_or_else(|| Ok(Vec::new()), read_all));
+    });
+    let due = Instant::now() + limit;
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Ok(status),
             Ok(None) if Instant::now() < due => std::thread::sleep(COMMAND_TICK),
-            Ok(None) => break Err(format!("did not end within {} s", COMMAND_TIMEOUT.as_secs())),
+            Ok(None) => break Err(format!("did not end within {} s", limit.as_secs())),
             Err(error) => break Err(error.to_string()),
         }
     };
@@ -201,9 +207,12 @@ fn run(words: &[String], base: &Path) -> Result<Vec<u8>, String> {
     if !status.success() {
         return Err(format!("failed ({status})"));
     }
-    match reader.join() {
+    match told.recv_timeout(due.saturating_duration_since(Instant::now())) {
         Ok(Ok(told)) => Ok(told),
-        Ok(Err(_)) | Err(_) => Err("its output can't be read".to_owned()),
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            Err(format!("did not close its output within {} s: a process that it started holds it", limit.as_secs()))
+        }
+        Ok(Err(_)) | Err(mpsc::RecvTimeoutError::Disconnected) => Err("its output can't be read".to_owned()),
     }
 }
 
@@ -239,6 +248,19 @@ mod tests {
     use iop_edge_core::token::{Token, TokenKind};
 
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_program_whose_child_keeps_its_output_open_is_not_waited_for() {
+        // CFG-2, CRD-11
+        let dir = crate::testdir::TestDir::new();
+        dir.write("hold.sh", "echo sk-1\nsleep 4 &\n");
+        let words = ["sh".to_owned(), "hold.sh".to_owned()];
+        let error = run(&words, dir.path(), Duration::from_secs(1)).unwrap_err();
+        assert!(error.contains("did not close its output"), "{error}");
+        dir.write("hold.sh", "echo sk-1\n");
+        assert_eq!(run(&words, dir.path(), COMMAND_TIMEOUT).unwrap(), b"sk-1\n");
+    }
 
     #[test]
     fn only_a_whole_text_is_a_variable() {

@@ -86,7 +86,7 @@ struct Made<'a> {
     key: &'a str,
     record: String,
     file: Option<String>,
-    effect: Effect,
+    effect: &'a Effect,
 }
 
 /// A key in a list, as JSON.
@@ -165,12 +165,12 @@ async fn make(new: NewKey) -> Result<(), Failure> {
         }
         None => Effect::Shown,
     };
-    show(&made, &token, effect, file.as_deref(), &target);
-    Ok(())
+    show(&made, &token, &effect, file.as_deref(), &target);
+    effect.settled()
 }
 
 /// The key on standard output, alone, so that a script can take it; everything else beside it.
-fn show(made: &ApiKeyRecord, token: &Token, effect: Effect, file: Option<&Path>, target: &Target) {
+fn show(made: &ApiKeyRecord, token: &Token, effect: &Effect, file: Option<&Path>, target: &Target) {
     let (key, line) = (token.reveal(), record::api_key(made));
     if target.edge.json {
         let file = file.map(|file| file.display().to_string());
@@ -178,14 +178,14 @@ fn show(made: &ApiKeyRecord, token: &Token, effect: Effect, file: Option<&Path>,
     }
     note(format!("API key of {}, shown once:", made.principal.as_deref().unwrap_or(&made.id)));
     say(&key);
-    if effect == Effect::Shown {
+    if *effect == Effect::Shown {
         note(format!(
             "{} names no file for keys. Put this line into it under `auth: api_keys:` and run `iop reload`,\n\
              or write `auth: {{ api_keys_file: api-keys.yaml }}` there, and `iop key` does it from then on:\n  - {line}",
             target.config.display()
         ));
     } else {
-        note(told(&effect, file));
+        note(told(effect, file));
     }
 }
 
@@ -218,14 +218,14 @@ async fn rotate(id: &str, overlap: Duration, target: &Target) -> Result<(), Fail
     record.hash = token.hash().to_string();
     let (made, token) = (record.clone(), renamed(TokenKind::ApiKey, &token, &record.id)?);
     let effect = put(target, &API_KEYS, &file, &lines(&records)).await?;
-    show(&made, &token, effect, Some(&file), target);
+    show(&made, &token, &effect, Some(&file), target);
     if !target.edge.json {
         note(match &made.previous {
             Some(previous) => format!("the old secret works until {}", previous.expires_at),
             None => "the old secret is refused from now on".to_owned(),
         });
     }
-    Ok(())
+    effect.settled()
 }
 
 /// The secret of a fresh token under an id that stays.
@@ -246,7 +246,7 @@ async fn revoke(id: &str, target: &Target) -> Result<(), Failure> {
         say(format!("API key {} of {} is revoked", gone.id, gone.principal.as_deref().unwrap_or(&gone.id)));
         note(told(&effect, Some(&file)));
     }
-    Ok(())
+    effect.settled()
 }
 
 /// Whether a secret is good now.

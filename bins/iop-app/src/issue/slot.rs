@@ -9,9 +9,10 @@ use clap::Subcommand;
 use iop_edge_core::catalog::{CredentialForm, CredentialSource as _, SlotName, SlotSecret};
 use serde::Serialize;
 
-use super::{Target, by_hand, put, record, say_json, told};
+use super::{Effect, Target, by_hand, put, record, say_json, told, write};
 use crate::config::LoadedEdge;
-use crate::config::edge::credentials::{SlotRecord, SlotStatusConfig};
+use crate::config::edge::credentials::sources::read;
+use crate::config::edge::credentials::{ProfileRecord, SlotRecord, SlotStatusConfig};
 use crate::config::edge::records::{self, SLOTS};
 use crate::config::secret::{MAX_SECRET_BYTES, SecretReference, resolve_path};
 use crate::exit::Failure;
@@ -69,7 +70,7 @@ pub enum SlotCommand {
     Rotate {
         /// Its name
         name: String,
-        /// Don't read it: it was changed where it is
+        /// Don't read it: it was changed where it is. `env:` needs a restart of the Edge, too
         #[arg(long)]
         in_place: bool,
         /// The config
@@ -193,17 +194,17 @@ async fn make(name: &str, secret: Option<String>, target: &Target) -> Result<(),
         files::create(path, &format!("{secret}\n"), Readers::Owner).map_err(failed)?;
     }
     let mut records = in_file(&file)?;
-    records.push(SlotRecord {
-        name: name.to_owned(),
-        secret: reference,
-        revision: 1,
-        status: SlotStatusConfig::Enabled,
-    });
+    let (name_of, revision, status) = (name.to_owned(), 1, SlotStatusConfig::Enabled);
+    let made = SlotRecord { name: name_of, secret: reference, revision, status };
+    if stored.is_none() {
+        loads(&made, &target.config)?;
+    }
+    records.push(made);
     let effect = match put(target, &SLOTS, &file, &lines(&records)).await {
         Ok(effect) => effect,
         Err(failure) => {
             // A file that nothing names is no secret of anything.
-            if let Some((path, _)) = stored.filter(|_| in_file(&file).is_ok_and(|now| now.len() < records.len())) {
+            if let Some((path, _)) = stored {
                 let _best_effort = std::fs::remove_file(path);
             }
             return Err(failure);
@@ -211,7 +212,7 @@ async fn make(name: &str, secret: Option<String>, target: &Target) -> Result<(),
     };
     if target.edge.json {
         say_json(&serde_json::json!({ "name": name, "revision": 1, "status": "enabled", "effect": effect }));
-        return Ok(());
+        return effect.settled();
     }
     say(format!("slot {name} is made"));
     note(told(&effect, Some(&file)));
@@ -222,7 +223,7 @@ async fn make(name: &str, secret: Option<String>, target: &Target) -> Result<(),
              - {{ name: default, principals: [\"*\"], slots: [{name}] }}"
         ));
     }
-    Ok(())
+    effect.settled()
 }
 
 /// A path as `edge.yaml` can name it: from its own directory where that is possible.
@@ -249,6 +250,18 @@ fn find(name: &str, target: &Target) -> Result<(PathBuf, Vec<SlotRecord>, usize)
     }
 }
 
+/// Whether the slot that is changed has a secret, where this machine can tell: the Edge has its own environment, and may
+/// run programs that are not here.
+fn loads(record: &SlotRecord, config: &Path) -> Result<(), Failure> {
+    if !matches!(SecretReference::parse(&record.secret), Ok(SecretReference::File(_))) {
+        return Ok(());
+    }
+    let base = config.parent().unwrap_or(Path::new(""));
+    read(record, base).map(|_| ()).map_err(|error| {
+        Failure::usage(format!("the secret of slot {} can't be used: {error}; nothing was changed", record.name))
+    })
+}
+
 fn revoked(name: &str) -> Failure {
     Failure::usage(format!("slot {name} is revoked, for ever"))
         .hint("make a new one: `iop slot new NAME`, and name it in routes and providers")
@@ -263,6 +276,9 @@ async fn set(name: &str, status: SlotStatusConfig, target: &Target) -> Result<()
         return Err(revoked(name));
     }
     record.status = status;
+    if status == SlotStatusConfig::Enabled {
+        loads(record, &target.config)?;
+    }
     let revision = record.revision;
     let effect = put(target, &SLOTS, &file, &lines(&records)).await?;
     if target.edge.json {
@@ -271,7 +287,7 @@ async fn set(name: &str, status: SlotStatusConfig, target: &Target) -> Result<()
         say(format!("slot {name} is {}", word(status)));
         note(told(&effect, Some(&file)));
     }
-    Ok(())
+    effect.settled()
 }
 
 async fn rotate(name: &str, in_place: bool, target: &Target) -> Result<(), Failure> {
@@ -283,16 +299,16 @@ async fn rotate(name: &str, in_place: bool, target: &Target) -> Result<(), Failu
         return Err(revoked(name));
     }
     let place = SecretReference::parse(&record.secret).map_err(Failure::usage)?;
+    let (mut stored, mut restart) = (None, None);
     match place {
-        _ if in_place => {}
+        SecretReference::Env(variable) if in_place => {
+            // A process keeps the environment it was started with, so that nobody is told.
+            restart = Some(format!("a running Edge keeps the old {variable}: restart it with the new one"));
+        }
+        SecretReference::File(_) | SecretReference::Command(_) if in_place => loads(record, &target.config)?,
         SecretReference::File(path) => {
             let path = resolve_path(target.config.parent().unwrap_or(Path::new("")), &path);
-            let secret = read_secret()?;
-            let failed = |error: std::io::Error| {
-                Failure::fatal(format!("can't write {}: {error}; nothing was changed", path.display()))
-            };
-            std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).map_err(failed)?;
-            files::replace(&path, &format!("{secret}\n"), Readers::Owner).map_err(failed)?;
+            stored = Some((path, read_secret()?));
         }
         SecretReference::Env(_) | SecretReference::Command(_) => {
             return Err(Failure::usage(format!(
@@ -304,15 +320,59 @@ async fn rotate(name: &str, in_place: bool, target: &Target) -> Result<(), Failu
     }
     record.revision = record.revision.saturating_add(1);
     let (revision, status) = (record.revision, record.status);
-    let effect = put(target, &SLOTS, &file, &lines(&records)).await?;
+    let lines = lines(&records);
+    let effect = match (stored, restart) {
+        (Some((path, secret)), _) => put_secret(name, (&path, &secret), target, (&file, &lines)).await?,
+        (None, Some(next)) => {
+            write(target, &SLOTS, &file, &lines)?;
+            Effect::Written { next }
+        }
+        (None, None) => put(target, &SLOTS, &file, &lines).await?,
+    };
     if target.edge.json {
         say_json(&serde_json::json!({ "name": name, "revision": revision, "status": word(status), "effect": effect }));
-        return Ok(());
+        return effect.settled();
     }
     say(format!("slot {name} has revision {revision} and is {}", word(status)));
     note(told(&effect, Some(&file)));
     if status == SlotStatusConfig::Disabled {
         note(format!("`iop slot enable {name}` lets it be used"));
+    }
+    Ok(())
+}
+
+/// Writes a new secret and then its slot's new revision. An error means that neither was changed.
+pub(super) async fn put_secret(
+    name: &str,
+    (path, secret): (&Path, &str),
+    target: &Target,
+    (file, lines): (&Path, &[String]),
+) -> Result<Effect, Failure> {
+    // All that can be known before is known before: the provider may not show the old key a second time.
+    let loaded = target.load_with(Some((file, &record::file_text(&SLOTS, lines))))?;
+    fits(name, secret, &loaded)?;
+    let failed =
+        |error: std::io::Error| Failure::fatal(format!("can't write {}: {error}; nothing was changed", path.display()));
+    std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).map_err(failed)?;
+    let kept = files::replace_keeping(path, &format!("{secret}\n"), Readers::Owner).map_err(failed)?;
+    let effect = put(target, &SLOTS, file, lines).await?;
+    kept.stays();
+    Ok(effect)
+}
+
+/// Whether the profiles that a slot is used with can carry a secret.
+fn fits(name: &str, secret: &str, loaded: &LoadedEdge) -> Result<(), Failure> {
+    let providers = loaded.config.nodes.iter().flat_map(|node| &node.providers);
+    let uses = providers.filter_map(|provider| provider.credential.as_ref()).filter(|used| used.slot == name);
+    for used in uses {
+        let profile = loaded.config.credentials.profiles.iter().find(|profile| profile.name == used.profile);
+        let Some(form) = profile.and_then(ProfileRecord::form) else { continue };
+        SlotSecret::new(secret.as_bytes().to_vec()).credential(&form).map_err(|error| {
+            Failure::usage(format!(
+                "it can't stand in what profile {} sends: {error}; nothing was changed",
+                used.profile
+            ))
+        })?;
     }
     Ok(())
 }

@@ -37,10 +37,14 @@ enum Command {
     Lease(LeaseCommand),
 }
 
-/// Runs it as it is typed.
+/// Runs it as it is typed, and tells no Edge.
 async fn typed(config: &Path, line: &str) -> Result<(), Failure> {
+    typed_to(config, &format!("{line} --no-reload")).await
+}
+
+async fn typed_to(config: &Path, line: &str) -> Result<(), Failure> {
     let mut words: Vec<String> = std::iter::once("iop").chain(line.split(' ')).map(str::to_owned).collect();
-    words.extend(["--no-reload".to_owned(), "--config".to_owned(), config.display().to_string()]);
+    words.extend(["--config".to_owned(), config.display().to_string()]);
     match <Line as clap::Parser>::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).command {
         Command::Key(command) => key::run(command).await,
         Command::Token(command) => token::run(command).await,
@@ -227,4 +231,151 @@ async fn a_slot_is_made_disabled_rotated_and_revoked_for_ever() {
     }
     let shown = text(&dir.path().join("slots.yaml"));
     assert!(shown.contains("status: revoked") && !shown.contains("sk-1"), "{shown}");
+}
+
+/// An admin listener that says this to everybody and closes; nothing = closes at once.
+async fn answering(dir: &TestDir, answer: &'static str) -> (tokio::task::JoinHandle<()>, String) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let key = dir.write("told.key", &Token::generate(TokenKind::Admin).unwrap().reveal());
+    let flags = format!(" --admin http://{} --key-file {}", listener.local_addr().unwrap(), key.display());
+    let task = tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            if !answer.is_empty() {
+                let _read = socket.read(&mut [0; 1024]).await;
+                let _gone = socket.write_all(answer.as_bytes()).await;
+            }
+        }
+    });
+    (task, flags)
+}
+
+const REFUSED: &str = "HTTP/1.1 422 Unprocessable Entity\r\nconnection: close\r\ncontent-length: 61\r\n\r\n\
+                       {\"error\":{\"code\":\"invalid_config\",\"message\":\"no, thank you\"}}";
+
+#[tokio::test]
+async fn a_new_secret_is_shown_whatever_the_running_edge_makes_of_it() {
+    // CRD-12
+    let dir = TestDir::new();
+    let config = written(&dir, FILES);
+    for line in ["key new", "token new gpu-1"] {
+        typed(&config, line).await.unwrap();
+    }
+    let (edge, flags) = answering(&dir, REFUSED).await;
+    for line in ["token rotate gpu-1", "key rotate ID", "key new"] {
+        let line = line.replace("ID", &loaded(&config).config.auth.api_keys[0].id);
+        crate::term::heard::take();
+        let failure = typed_to(&config, &format!("{line}{flags}")).await.unwrap_err();
+        assert!(failure.message.contains("it is written") && failure.message.contains("no, thank you"), "{failure}");
+        let said = crate::term::heard::take();
+        let kind = if line.starts_with("key") { TokenKind::ApiKey } else { TokenKind::Node };
+        let token = Token::parse(kind, said.trim()).unwrap_or_else(|| panic!("{line} said: {said}"));
+        let config = loaded(&config).config;
+        let hash = match kind {
+            TokenKind::ApiKey => config.auth.api_keys.last().unwrap().hash.clone(),
+            _ => config.nodes[0].token_hash.clone().unwrap(),
+        };
+        assert_eq!(hash, token.hash().to_string(), "what is shown is what is written");
+    }
+    edge.abort();
+}
+
+#[tokio::test]
+async fn a_token_that_cant_be_kept_replaces_nothing() {
+    // CRD-12
+    let dir = TestDir::new();
+    let config = written(&dir, FILES);
+    for line in ["key new", "token new gpu-1"] {
+        typed(&config, line).await.unwrap();
+    }
+    let before = text(&dir.path().join("tokens.yaml"));
+    let nowhere = dir.path().join("none/gpu-1.token");
+    let failure = typed(&config, &format!("token rotate gpu-1 --out {}", nowhere.display())).await.unwrap_err();
+    assert!(failure.message.contains("nothing was changed"), "{failure}");
+    assert_eq!(text(&dir.path().join("tokens.yaml")), before);
+}
+
+#[tokio::test]
+async fn an_edge_that_breaks_off_is_no_edge_that_is_not_there() {
+    // BIN-3
+    let dir = TestDir::new();
+    let config = written(&dir, FILES);
+    typed(&config, "token new gpu-1").await.unwrap();
+    let (edge, flags) = answering(&dir, "").await;
+    let failure = typed_to(&config, &format!("key new{flags}")).await.unwrap_err();
+    assert!(failure.exit == Exit::Fatal && failure.message.contains("may have taken it or not"), "{failure}");
+    edge.abort();
+    let _ended = edge.await;
+    typed_to(&config, &format!("key new{flags}")).await.unwrap();
+}
+
+/// A managed fleet whose slot is in a file that `iop slot` writes.
+fn managed() -> (TestDir, Target) {
+    use crate::config::edge::credentials::tests::{folder, good};
+    let dir = folder();
+    let slot = "    - { name: acme-main, secret: \"file:acme.key\", revision: 3, status: enabled }\n";
+    dir.write("slots.yaml", &format!("slots:\n{slot}"));
+    let config = dir.write("edge.yaml", &good().replace(&format!("  slots:\n{slot}"), "  slots_file: slots.yaml\n"));
+    (dir, Target { config, no_reload: true, edge: AdminOptions::default() })
+}
+
+#[tokio::test]
+async fn a_rotation_that_fails_anywhere_leaves_the_old_secret() {
+    // CRD-11
+    let (dir, target) = managed();
+    let (secret, file) = (dir.path().join("acme.key"), dir.path().join("slots.yaml"));
+    let records = text(&file);
+    let lines = ["{ name: acme-main, secret: \"file:acme.key\", revision: 4 }".to_owned()];
+    let unwritable = dir.path().join("none/slots.yaml");
+    let good = text(&target.config);
+    for (config, new, file, words) in [
+        (good.clone(), "two words", &file, "profile bearer"),
+        (good.replace("kind: bearer", "kind: baerer"), "sk-2", &file, "edge.yaml"),
+        (good.clone(), "sk-2", &unwritable, "can't write"),
+    ] {
+        std::fs::write(&target.config, config).unwrap();
+        let failure = slot::put_secret("acme-main", (&secret, new), &target, (file, &lines)).await.unwrap_err();
+        assert!(failure.message.contains(words) && !failure.message.contains(new), "{failure}");
+        assert_eq!(text(&secret), "sk-SENTINEL\n", "{words}");
+    }
+    std::fs::write(&target.config, good).unwrap();
+    assert_eq!(text(&file), records);
+    slot::put_secret("acme-main", (&secret, "sk-2"), &target, (&file, &lines)).await.unwrap();
+    assert_eq!(text(&secret), "sk-2\n");
+    assert_eq!(loaded(&target.config).config.credentials.slots[0].revision, 4);
+}
+
+#[tokio::test]
+async fn a_secret_of_the_environment_needs_a_restart_and_says_so() {
+    // CRD-8, CRD-11
+    let (dir, target) = managed();
+    let (edge, flags) = answering(&dir, "").await;
+    let slots = dir.path().join("slots.yaml");
+    std::fs::write(&slots, text(&slots).replace("file:acme.key", "env:ACME")).unwrap();
+    crate::term::heard::take();
+    typed_to(&target.config, &format!("slot rotate acme-main --in-place --json{flags}")).await.unwrap();
+    let said = crate::term::heard::take();
+    assert!(said.contains("\"written\"") && said.contains("restart it"), "{said}");
+    assert_eq!(loaded(&target.config).config.credentials.slots[0].revision, 4);
+    edge.abort();
+}
+
+#[tokio::test]
+async fn a_slot_is_revoked_although_another_ones_secret_cant_be_read_here() {
+    // CRD-8, CRD-11
+    let (dir, target) = managed();
+    let slots = dir.path().join("slots.yaml");
+    let before =
+        text(&slots) + "    - { name: other, secret: \"file:not-for-you.key\", revision: 1, status: enabled }\n";
+    std::fs::write(&slots, &before).unwrap();
+    for line in ["slot new third --secret file:nowhere.key", "slot rotate other --in-place", "slot enable other"] {
+        let failure = typed(&target.config, line).await.unwrap_err();
+        assert!(
+            failure.message.contains("can't be used") && failure.message.contains("nothing was changed"),
+            "{failure}"
+        );
+    }
+    assert_eq!(text(&slots), before, "one's own secret must be there");
+    typed(&target.config, "slot revoke acme-main").await.unwrap();
+    assert_eq!(loaded(&target.config).config.credentials.slots[0].status, SlotStatusConfig::Revoked);
 }

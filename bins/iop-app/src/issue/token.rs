@@ -74,7 +74,7 @@ struct Made<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     token_file: Option<String>,
     record: String,
-    effect: Effect,
+    effect: &'a Effect,
 }
 
 /// A token in a list, as JSON.
@@ -145,7 +145,9 @@ async fn make(node: &str, expires: Option<Timestamp>, out: Option<&Path>, target
     };
     let Some(file) = file else {
         // A new Node's record needs its token first.
-        return show(&made, &token, Effect::Shown, None, out, target);
+        write_out(out, &token)?;
+        show(&made, &token, &Effect::Shown, None, out, target);
+        return Ok(());
     };
     let _turn = files::turn(file.parent().unwrap_or(Path::new("")));
     if node_of(node, target)?.token_hash.is_some() {
@@ -155,25 +157,43 @@ async fn make(node: &str, expires: Option<Timestamp>, out: Option<&Path>, target
     }
     let mut records = in_file(&file)?;
     records.push(made.clone());
-    let effect = put(target, &NODE_TOKENS, &file, &lines(&records)).await?;
-    show(&made, &token, effect, Some(&file), out, target)
+    let effect = put_with(target, &file, &records, out, &token).await?;
+    show(&made, &token, &effect, Some(&file), out, target);
+    effect.settled()
+}
+
+/// The token in a file of its own, if one is wanted.
+fn write_out(out: Option<&Path>, token: &Token) -> Result<(), Failure> {
+    let Some(out) = out else { return Ok(()) };
+    files::create(out, &format!("{}\n", token.reveal()), Readers::Owner)
+        .map_err(|error| Failure::fatal(format!("can't write {}: {error}; nothing was changed", out.display())))
+}
+
+/// Writes the token before its record, so that no record is of a token that nobody has.
+async fn put_with(
+    target: &Target,
+    file: &Path,
+    records: &[NodeTokenRecord],
+    out: Option<&Path>,
+    token: &Token,
+) -> Result<Effect, Failure> {
+    write_out(out, token)?;
+    put(target, &NODE_TOKENS, file, &lines(records)).await.inspect_err(|_| {
+        if let Some(out) = out {
+            let _best_effort = std::fs::remove_file(out);
+        }
+    })
 }
 
 fn show(
     made: &NodeTokenRecord,
     token: &Token,
-    effect: Effect,
+    effect: &Effect,
     file: Option<&Path>,
     out: Option<&Path>,
     target: &Target,
-) -> Result<(), Failure> {
+) {
     let text = token.reveal();
-    if let Some(out) = out {
-        files::create(out, &format!("{text}\n"), Readers::Owner).map_err(|error| {
-            Failure::fatal(format!("can't write {}: {error}", out.display()))
-                .hint(format!("the token is lost: `iop token rotate {}` makes another", made.node))
-        })?;
-    }
     if target.edge.json {
         say_json(&Made {
             node: &made.node,
@@ -183,7 +203,7 @@ fn show(
             record: record::node_token(made),
             effect,
         });
-        return Ok(());
+        return;
     }
     match out {
         Some(out) => note(format!("token of node {} in {}", made.node, out.display())),
@@ -192,7 +212,7 @@ fn show(
             say(&text);
         }
     }
-    if effect == Effect::Shown {
+    if *effect == Effect::Shown {
         note(format!(
             "{} names no file for tokens. Put this into the record of {} and run `iop reload`,\n\
              or write `auth: {{ node_tokens_file: node-tokens.yaml }}` there, and `iop token` does it from then on:\n    \
@@ -206,9 +226,8 @@ fn show(
             note(format!("    token_expires_at: \"{at}\""));
         }
     } else {
-        note(told(&effect, file));
+        note(told(effect, file));
     }
-    Ok(())
 }
 
 /// The file with the token, all its records, and which of them it is.
@@ -237,8 +256,8 @@ async fn rotate(node: &str, overlap: Duration, out: Option<&Path>, target: &Targ
         (!overlap.is_zero()).then(|| PreviousSecret { hash: record.token_hash.clone(), expires_at: until });
     record.token_hash = token.hash().to_string();
     let (made, token) = (record.clone(), renamed(TokenKind::Node, &token, &record.token_id)?);
-    let effect = put(target, &NODE_TOKENS, &file, &lines(&records)).await?;
-    show(&made, &token, effect, Some(&file), out, target)?;
+    let effect = put_with(target, &file, &records, out, &token).await?;
+    show(&made, &token, &effect, Some(&file), out, target);
     if !target.edge.json {
         note(match &made.previous {
             Some(previous) => {
@@ -247,7 +266,7 @@ async fn rotate(node: &str, overlap: Duration, out: Option<&Path>, target: &Targ
             None => "the old secret opens no new connection; a connection that is open goes on".to_owned(),
         });
     }
-    Ok(())
+    effect.settled()
 }
 
 async fn revoke(node: &str, target: &Target) -> Result<(), Failure> {
@@ -262,7 +281,7 @@ async fn revoke(node: &str, target: &Target) -> Result<(), Failure> {
         say(format!("the token of node {node} is revoked; `iop token new {node}` makes another"));
         note(told(&effect, Some(&file)));
     }
-    Ok(())
+    effect.settled()
 }
 
 fn list(target: &Target) -> Result<(), Failure> {

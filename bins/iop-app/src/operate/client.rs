@@ -65,7 +65,9 @@ pub enum CallError {
         /// Why.
         error: Box<ErrorView>,
     },
-    /// Nothing that is an Edge answered.
+    /// Nobody listens there.
+    NoEdge(Failure),
+    /// Nothing that is an Edge answered, or not in time: it may have done what was asked.
     Failed(Failure),
 }
 
@@ -167,9 +169,13 @@ impl AdminClient {
     async fn exchange(&self, method: Method, path: &str) -> Result<Bytes, CallError> {
         let authority = self.authority();
         let socket = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(|error| {
-            Failure::fatal(format!("no Edge answers at {authority}: {error}")).hint(
+            let failure = Failure::fatal(format!("no Edge answers at {authority}: {error}")).hint(
                 "is it running? `iop-edge serve --config edge.yaml`. Another address: --admin URL, as `listen.admin` in edge.yaml",
-            )
+            );
+            match error.kind() {
+                std::io::ErrorKind::ConnectionRefused => CallError::NoEdge(failure),
+                _ => CallError::Failed(failure),
+            }
         })?;
         let broken = |error: &dyn std::fmt::Display| {
             Failure::fatal(format!("the connection to {authority} broke: {error}")).hint("is that the admin listener?")
@@ -216,7 +222,7 @@ impl AdminClient {
     #[must_use]
     pub fn failure(&self, error: CallError) -> Failure {
         let (status, error) = match error {
-            CallError::Failed(failure) => return failure,
+            CallError::NoEdge(failure) | CallError::Failed(failure) => return failure,
             CallError::Refused { status, error } => (status, error),
         };
         let failure = Failure { exit: Exit::Fatal, message: error.message.clone(), hint: None };

@@ -209,3 +209,37 @@ async fn recovery_and_its_timers_need_no_restart() {
     assert_eq!(seen[0].dispatch_ack_timeout(), Duration::from_millis(400));
     assert_eq!((seen[0].retry_on(), seen[1].retry_on()), (RetryOn::default(), RetryOn::of(&[RetryCause::Http429])));
 }
+
+#[tokio::test]
+async fn a_secret_that_cant_be_loaded_keeps_nobody_from_revoking_another() {
+    // CRD-8
+    let (fleet, engine) = (Fleet::new(), Arc::new(Engine::default()));
+    let reloader = engine.reloader(&fleet);
+    let dir = fleet.path.parent().unwrap();
+    iop_edge_core::catalog::IssuerKey::create(&dir.join("issuer.pem")).unwrap();
+    for slot in ["a", "b"] {
+        std::fs::write(dir.join(format!("{slot}.key")), "sk-1").unwrap();
+    }
+    let slots = "{ name: a, secret: \"file:a.key\" }, { name: b, secret: \"command:cat b.key\" }";
+    fleet.edit("models:\n", &format!("credentials: {{ issuer_key: issuer.pem, slots: [ {slots} ] }}\nmodels:\n"));
+    reloader.reload().await.unwrap();
+    std::fs::remove_file(dir.join("b.key")).unwrap();
+    fleet.edit("secret: \"file:a.key\"", "secret: \"file:a.key\", status: revoked");
+    let kept = reloader.reload().await.unwrap();
+    fleet.edit("command:cat b.key\"", "command:cat b.key\", revision: 2");
+    let refused = reloader.reload().await.unwrap();
+    std::fs::write(dir.join("b.key"), "sk-2").unwrap();
+    reloader.reload().await.unwrap();
+    let seen = engine.seen.lock().unwrap();
+    let status = |at: usize| {
+        let slots = &seen[at].credentials().slots;
+        [slots[0].status, slots[1].status]
+    };
+    use iop_edge_core::catalog::SlotStatus::{Disabled, Enabled, Revoked};
+    assert_eq!(
+        [0, 1, 2, 3].map(status),
+        [[Enabled, Enabled], [Revoked, Enabled], [Revoked, Disabled], [Revoked, Enabled]]
+    );
+    assert!(!kept.warnings.to_string().contains("slot b: "), "{}", kept.warnings);
+    assert!(refused.warnings.to_string().contains("slot b: `cat`: failed"), "{}", refused.warnings);
+}

@@ -124,6 +124,27 @@ async fn without_a_key_no_more_than_a_small_part_is_taken_in_and_nothing_is_unde
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_asks_before_the_upload_is_refused_at_once_and_who_uploads_gets_the_answer() {
+    // API-13, SEC-3
+    let rig = Rig::with([], |config| config.with_keys(Arc::new(ApiKeys::fixed("secret"))));
+    let never = || {
+        let never = stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>();
+        Box::pin(http_body_util::StreamBody::new(never))
+    };
+    let post = |key: &str| Request::post("/v1/chat/completions").header("authorization", format!("Bearer {key}"));
+    let took = async |request| {
+        let began = tokio::time::Instant::now();
+        (rig.send(request).await.status().as_u16(), began.elapsed())
+    };
+    let asking = post("wrong").header("expect", "100-continue").body(never()).unwrap();
+    assert_eq!(took(asking).await, (401, Duration::ZERO), "its body is not invited");
+    for (name, value) in [("x-iop-deadline-ms", "soon"), ("x-iop-priority", "high")] {
+        let uploading = post("secret").header(name, value).body(never()).unwrap();
+        assert_eq!(took(uploading).await, (400, config::DISCARD_TIME), "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_model_that_may_not_be_used_looks_like_one_that_does_not_exist() {
     // API-13
     let key = Token::generate(TokenKind::ApiKey).unwrap();

@@ -1,9 +1,11 @@
 //! Decides how an Edge takes connections: bounded handshakes, one link for each call, nothing kept for a link that ended.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ use super::codec::EnvelopeCodec;
 use super::{ALPN, Congestion, Decoded, Guard, SESSION, Shared, Written, poll_received, prepare, reason, workload};
 use crate::limits::{
     ACCEPT_QUEUE, CLOSE_LINGER, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, HANDSHAKE_TIMEOUT,
-    MAX_CONFIG_ENVELOPE, MAX_ENVELOPE, SESSIONS_PER_CONNECTION,
+    HANDSHAKES_PER_ADDRESS, MAX_CONFIG_ENVELOPE, MAX_ENVELOPE, SESSIONS_PER_CONNECTION,
 };
 use crate::link::{EdgeLink, HandshakeError, HandshakeFailure, Incoming, Link, Outgoing, PeerIdentity};
 use crate::message::{Sequenced, ToEdge, ToNode};
@@ -107,7 +109,7 @@ impl GrpcListener {
         let handler = Handler { on_link: Box::new(on_link), congestion, shutdown: shutdown.clone() };
         let (handler, on_failure) = (Arc::new(handler), Arc::new(on_failure));
         let handshakes = Arc::new(Semaphore::new(ACCEPT_QUEUE));
-        let mut connections = JoinSet::new();
+        let (seats, mut connections) = (Seats::default(), JoinSet::new());
         loop {
             // Whoever finds no place waits in the system's queue.
             let accepted = async {
@@ -124,11 +126,16 @@ impl GrpcListener {
             };
             match accepted {
                 Ok((socket, address)) => {
+                    let Some(seat) = seats.take(address.ip()) else {
+                        tracing::debug!(%address, "a connection was closed: its address has too many in handshake");
+                        continue;
+                    };
+                    let place = Place { _permit: permit, _seat: Some(seat) };
                     let handler = Arc::clone(&handler);
                     let (tls, on_failure) = (tls.clone(), Arc::clone(&on_failure));
                     connections.spawn(async move {
                         let peer = PeerIdentity::new(Some(address), None);
-                        match handler.connection(socket, tls, peer.clone(), permit).await {
+                        match handler.connection(socket, tls, peer.clone(), place).await {
                             Ok(()) => {}
                             Err(Broken::Early(error)) => on_failure(&peer, &error),
                             Err(Broken::Late(error)) => {
@@ -176,8 +183,56 @@ pub async fn serve_stream<S>(
 {
     let handler = Handler { on_link: Box::new(on_link), congestion: Congestion::System, shutdown };
     let Ok(permit) = Arc::new(Semaphore::new(1)).acquire_owned().await else { return };
-    if let Err(Broken::Early(error) | Broken::Late(error)) = Arc::new(handler).http2(stream, peer, permit).await {
+    let place = Place { _permit: permit, _seat: None };
+    if let Err(Broken::Early(error) | Broken::Late(error)) = Arc::new(handler).http2(stream, peer, place).await {
         tracing::debug!(reason = %error, "a connection was closed");
+    }
+}
+
+/// A connection's place among those in handshake; given back on drop.
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    _seat: Option<Seat>,
+}
+
+/// How many connections of each address are in handshake. At most [`ACCEPT_QUEUE`] addresses, as each has one.
+#[derive(Debug, Clone, Default)]
+struct Seats(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+#[derive(Debug)]
+struct Seat {
+    seats: Seats,
+    address: IpAddr,
+}
+
+impl Seats {
+    /// A seat, unless the address has [`HANDSHAKES_PER_ADDRESS`]: one address must not keep all Nodes out.
+    fn take(&self, address: IpAddr) -> Option<Seat> {
+        let address = match address.to_canonical() {
+            IpAddr::V4(_) => address.to_canonical(),
+            // Whoever has one address of a network of 64 bits has all of them.
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
+        };
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = taken.entry(address).or_insert(0);
+        if *here >= HANDSHAKES_PER_ADDRESS {
+            return None;
+        }
+        *here += 1;
+        drop(taken);
+        Some(Seat { seats: self.clone(), address })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut taken = self.seats.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match taken.get_mut(&self.address) {
+            Some(count) if *count > 1 => *count -= 1,
+            Some(_) | None => {
+                taken.remove(&self.address);
+            }
+        }
     }
 }
 
@@ -199,27 +254,22 @@ impl Handler {
         socket: TcpStream,
         tls: Option<ConfigOf>,
         mut peer: PeerIdentity,
-        permit: OwnedSemaphorePermit,
+        place: Place,
     ) -> Result<(), Broken> {
         let early = |error: std::io::Error| Broken::Early(reason::of(&error));
         prepare(&socket, self.congestion).map_err(early)?;
         let Some(tls) = tls else {
-            return self.http2(socket, peer, permit).await;
+            return self.http2(socket, peer, place).await;
         };
         let stream = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(tls()).accept(socket))
             .await
             .map_err(|_| Broken::Early(HandshakeFailure::TimedOut.into()))?
             .map_err(early)?;
         peer.identity = workload::verified(stream.get_ref().1.peer_certificates());
-        self.http2(stream, peer, permit).await
+        self.http2(stream, peer, place).await
     }
 
-    async fn http2<S>(
-        self: &Arc<Self>,
-        stream: S,
-        peer: PeerIdentity,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<(), Broken>
+    async fn http2<S>(self: &Arc<Self>, stream: S, peer: PeerIdentity, place: Place) -> Result<(), Broken>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -241,7 +291,7 @@ impl Handler {
         let mut connection = pin!(connection);
         tokio::select! {
             ended = &mut connection => return ended.map_err(|error| Broken::Early(reason::of(&error))),
-            () = sessions.began.cancelled() => drop(permit),
+            () = sessions.began.cancelled() => drop(place),
             () = sleep(HANDSHAKE_TIMEOUT) => return Err(Broken::Early(HandshakeFailure::NoSession.into())),
             () = self.shutdown.cancelled() => return Ok(()),
         }
@@ -409,5 +459,29 @@ impl Stream for Received {
             *requests = None;
         }
         Poll::Ready(item)
+    }
+}
+
+#[cfg(test)]
+mod seats {
+    use super::*;
+
+    #[test]
+    fn one_address_takes_some_of_the_seats_and_gives_them_back() {
+        // REG-8, SEC-3
+        let seats = Seats::default();
+        for (one, other) in [("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8:0:1::1")] {
+            let (one, other): (IpAddr, IpAddr) = (one.parse().unwrap(), other.parse().unwrap());
+            let mut held: Vec<_> = (0..HANDSHAKES_PER_ADDRESS).map(|_| seats.take(one).unwrap()).collect();
+            assert!(seats.take(one).is_none() && seats.take(other).is_some());
+            held.pop();
+            assert!(seats.take(one).is_some());
+        }
+        let mapped = seats.take("::ffff:192.0.2.1".parse().unwrap()).unwrap();
+        assert_eq!(mapped.address, "192.0.2.1".parse::<IpAddr>().unwrap());
+        drop(mapped);
+        assert!(seats.0.lock().unwrap().is_empty(), "nothing is kept of who is gone");
+        let neighbour = seats.take("2001:db8::2".parse().unwrap()).unwrap();
+        assert_eq!(neighbour.address, "2001:db8::".parse::<IpAddr>().unwrap());
     }
 }

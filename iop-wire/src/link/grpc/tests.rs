@@ -308,13 +308,31 @@ async fn peers_that_say_nothing_do_not_keep_others_out() {
     // REG-8
     let mut server = Server::plaintext().await;
     let mut silent = Vec::new();
-    for _ in 0..crate::limits::ACCEPT_QUEUE / 2 {
+    for _ in 0..crate::limits::HANDSHAKES_PER_ADDRESS - 2 {
         silent.push(TcpStream::connect(server.address).await.unwrap());
     }
     let mut noise = TcpStream::connect(server.address).await.unwrap();
     noise.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let pair = pair(&plain(server.address), &mut server).await;
     drop(pair);
+    server.stop().await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn one_address_does_not_keep_all_others_out() {
+    // REG-8, SEC-3
+    let mut server = Server::plaintext().await;
+    let mut silent = Vec::new();
+    for _ in 0..crate::limits::ACCEPT_QUEUE + 8 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        silent.push(socket.connect(server.address).await.unwrap());
+    }
+    // Sooner than the silent ones are given up.
+    let node = plain(server.address);
+    let pair = tokio::time::timeout(crate::limits::HANDSHAKE_TIMEOUT / 2, pair(&node, &mut server)).await;
+    drop(pair.unwrap());
     server.stop().await;
 }
 

@@ -14,6 +14,7 @@ use super::{
     CancelPolicyConfig, KeyLimitsConfig, LoadedEdge, ModelRecord, NodeRecord, PreviousSecret, ProviderCredentialRecord,
     ProviderRecord, QueueConfig, ResponseModelConfig, StrategyConfig, WireConfig,
 };
+use crate::config::edge::credentials::Secrets;
 use crate::config::secret::resolve_hash;
 use crate::config::time::Timestamp;
 use crate::exit::Failure;
@@ -154,11 +155,27 @@ impl LoadedEdge {
         Ok(model)
     }
 
-    /// The engine's catalog. `created` is what `/v1/models` says, in Unix seconds; `revision` counts configs.
+    /// The secrets of its credential slots. What `before` has is not read again unless its slot changed.
+    #[must_use]
+    pub fn slot_secrets(&self, before: &Secrets) -> Secrets {
+        let providers = self.config.nodes.iter().flat_map(|node| &node.providers);
+        let used = providers.filter_map(|provider| provider.credential.as_ref());
+        self.config.credentials.secrets(self.base(), before, used)
+    }
+
+    /// [`catalog_with`](Self::catalog_with) all secrets as they are now.
     ///
     /// # Errors
     /// [`Failure`] with exit code 2.
     pub fn catalog(&self, created: u64, revision: u64) -> Result<Catalog, Failure> {
+        self.catalog_with(created, revision, &self.slot_secrets(&Secrets::default()))
+    }
+
+    /// The engine's catalog. `created` is what `/v1/models` says, in Unix seconds; `revision` counts configs.
+    ///
+    /// # Errors
+    /// [`Failure`] with exit code 2.
+    pub fn catalog_with(&self, created: u64, revision: u64, secrets: &Secrets) -> Result<Catalog, Failure> {
         let (queue, health, recovery) = (&self.config.queue, &self.config.health, &self.config.recovery);
         let withdraw = health.suspicion_withdraw_ms;
         let mut catalog = Catalog::builder()
@@ -171,7 +188,7 @@ impl LoadedEdge {
             .dispatch_ack_timeout(Duration::from_millis(health.dispatch_ack_timeout_ms))
             .require_identity(self.config.requires_identity())
             .retry_on(recovery.retry_on.map(|list| list.0).unwrap_or_default());
-        let credentials = self.config.credentials.credentials(self.base());
+        let credentials = self.config.credentials.credentials(self.base(), secrets);
         catalog = catalog.credentials(credentials.map_err(|error| unusable("credentials", error))?);
         for node in &self.config.nodes {
             catalog = catalog.node(self.node(node)?);

@@ -5,20 +5,22 @@ use std::sync::Arc;
 
 use iop_edge_core::catalog::{
     CredentialForm, CredentialProfile, CredentialRoute, CredentialSlot, Credentials, InvalidCredential, IssuerKey,
-    PrincipalName, ProfileName, RouteName, Scope, SlotName, SlotSecret, SlotStatus,
+    PrincipalName, ProfileName, RouteName, Scope, SlotName, SlotStatus,
 };
 use iop_execution::ModelName;
 use iop_wire::{CredentialUse, LeaseSigner};
 use serde::Deserialize;
 
 use crate::config::schema::{Closed, Kind, Object, optional, required};
-use crate::config::secret::{SecretReference, resolve_path};
+use crate::config::secret::resolve_path;
 
 mod check;
+pub(crate) mod sources;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(super) use check::check;
+pub use sources::Secrets;
 
 /// What a lease is valid for, in milliseconds, when the config does not say.
 const DEFAULT_TTL_MS: u64 = 60_000;
@@ -36,7 +38,7 @@ static SLOT: Object = Object {
         required(
             "secret",
             Kind::Secret,
-            "where the Edge finds it, at the start and at each reload: `file:PATH`, `env:NAME`, or `command:PROGRAM ARGS` \
+            "where the Edge finds it, at the start and when `secret` or `revision` changes: `file:PATH`, `env:NAME`, or `command:PROGRAM ARGS` \
              whose first line of output it is",
         ),
         optional(
@@ -189,6 +191,18 @@ pub struct ProfileRecord {
     pub header: Option<String>,
 }
 
+impl ProfileRecord {
+    /// How it puts a key on a request; none when it has no header to put it in.
+    #[must_use]
+    pub fn form(&self) -> Option<CredentialForm> {
+        match (self.kind, &self.header) {
+            (ProfileKind::Bearer, _) => Some(CredentialForm::Bearer),
+            (ProfileKind::Header, Some(header)) => Some(CredentialForm::Header(header.clone())),
+            (ProfileKind::Header, None) => None,
+        }
+    }
+}
+
 /// What a profile does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -298,11 +312,25 @@ fn scope<T, E>(names: &[String], make: impl Fn(&String) -> Result<T, E>) -> Resu
 }
 
 impl CredentialsConfig {
-    /// What the engine gets. Reads the issuer key and the secrets of all slots that are enabled.
+    /// The secrets of all slots that are enabled, as far as they can be used. Reads those that are not loaded as they are
+    /// configured now. `used` is what providers name.
+    pub(super) fn secrets<'a>(
+        &'a self,
+        base: &Path,
+        before: &Secrets,
+        used: impl Iterator<Item = &'a ProviderCredentialRecord>,
+    ) -> Secrets {
+        let form = |name: &str| self.profiles.iter().find(|profile| profile.name == name)?.form();
+        let uses: Vec<_> =
+            used.filter_map(|used| Some((used.slot.as_str(), used.profile.as_str(), form(&used.profile)?))).collect();
+        Secrets::load(&self.slots, base, before).fit(&uses)
+    }
+
+    /// What the engine gets. Reads the issuer key. A slot whose secret is not loaded is as good as disabled.
     ///
     /// # Errors
     /// A text for people that names a place and holds nothing of what is there.
-    pub(super) fn credentials(&self, base: &Path) -> Result<Credentials, String> {
+    pub(super) fn credentials(&self, base: &Path, secrets: &Secrets) -> Result<Credentials, String> {
         let mut credentials = Credentials::default();
         credentials.ttl_ms = self.lease_ttl_ms;
         if let Some(path) = &self.issuer_key {
@@ -317,23 +345,18 @@ impl CredentialsConfig {
             let bad =
                 |error: &dyn std::fmt::Display| format!("credential slot {}: {error}", record.name.escape_debug());
             let name = SlotName::new(&record.name).map_err(|error| bad(&error))?;
-            let source: Arc<dyn iop_edge_core::catalog::CredentialSource> = match record.status {
-                SlotStatusConfig::Enabled => {
-                    let secret = SecretReference::parse(&record.secret).and_then(|secret| secret.resolve(base));
-                    Arc::new(SlotSecret::new(secret.map_err(|error| bad(&error))?))
+            let (source, status) = match (record.status, secrets.of(&record.name)) {
+                (SlotStatusConfig::Enabled, Some(source)) => (source, SlotStatus::Enabled),
+                (SlotStatusConfig::Enabled, None) => (Arc::new(Unused) as _, SlotStatus::Disabled),
+                (SlotStatusConfig::Disabled | SlotStatusConfig::Revoked, _) => {
+                    (Arc::new(Unused) as _, record.status.into())
                 }
-                SlotStatusConfig::Disabled | SlotStatusConfig::Revoked => Arc::new(Unused),
             };
-            let slot = CredentialSlot::new(name, record.revision, source).with_status(record.status.into());
-            credentials.slots.push(slot);
+            credentials.slots.push(CredentialSlot::new(name, record.revision, source).with_status(status));
         }
         for record in &self.profiles {
             let bad = |error: &dyn std::fmt::Display| format!("profile {}: {error}", record.name.escape_debug());
-            let form = match (record.kind, &record.header) {
-                (ProfileKind::Bearer, _) => CredentialForm::Bearer,
-                (ProfileKind::Header, Some(header)) => CredentialForm::Header(header.clone()),
-                (ProfileKind::Header, None) => return Err(bad(&"kind header needs `header`")),
-            };
+            let form = record.form().ok_or_else(|| bad(&"kind header needs `header`"))?;
             let name = ProfileName::new(&record.name).map_err(|error| bad(&error))?;
             credentials.profiles.push(CredentialProfile::new(name, form));
         }

@@ -14,6 +14,9 @@ use crate::config::tree::{Tree, Value};
 /// How a key that signs is made.
 const NEW_KEY: &str = "iop lease issuer-key new --out lease-issuer.pem";
 
+/// What a secret that can't be loaded does.
+const REFUSED: &str = "an Edge that has not loaded it refuses the requests that need it; then `iop reload`";
+
 pub(in crate::config::edge) fn check(tree: &Tree, base: &Path, problems: &mut Problems) {
     let credentials = tree.get("credentials");
     let slots = credentials.map(|all| slots(all, base, problems)).unwrap_or_default();
@@ -60,13 +63,14 @@ fn slots<'a>(credentials: &'a Tree, base: &Path, problems: &mut Problems) -> Uni
         // Variables and programs may be others where the config is checked than where it runs.
         if let SecretReference::File(path) = &reference {
             match reference.resolve(base) {
-                Err(message) => problems.error(at, message, None),
+                // No other slot, and nobody who revokes one, waits until it can be read.
+                Err(message) => problems.warning(at, message, Some(REFUSED.to_owned())),
                 Ok(secret) => {
                     readable_by_all(&resolve_path(base, path), at, problems);
                     // Every form takes what a bearer token is made of, and more.
                     let form = CredentialForm::Header("x".to_owned());
                     if let Err(error) = SlotSecret::new(secret).credential(&form) {
-                        problems.error(at, error.to_string(), None);
+                        problems.warning(at, error.to_string(), Some(REFUSED.to_owned()));
                     }
                 }
             }

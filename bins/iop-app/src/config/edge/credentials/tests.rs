@@ -5,7 +5,7 @@ use crate::testdir::TestDir;
 
 const HASH: &str = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
-fn folder() -> TestDir {
+pub(crate) fn folder() -> TestDir {
     let folder = TestDir::new();
     IssuerKey::create(&folder.path().join("issuer.pem")).unwrap();
     let key = folder.write("acme.key", "sk-SENTINEL\n");
@@ -17,7 +17,7 @@ fn folder() -> TestDir {
     folder
 }
 
-fn good() -> String {
+pub(crate) fn good() -> String {
     format!(
         "auth:
   api_keys: [ {{ id: a1b2c3d4, hash: \"{HASH}\", principal: team-a }} ]
@@ -160,14 +160,17 @@ fn issuers_are_named_by_their_public_keys_or_by_a_file() {
 }
 
 #[test]
-fn a_secret_that_does_not_fit_its_profile_is_found_when_the_catalog_is_built() {
-    // CRD-9
+fn a_secret_that_does_not_fit_its_profile_refuses_its_slot_only() {
+    // CRD-8, CRD-9
     let folder = folder();
     std::fs::write(folder.path().join("acme.key"), "Two SENTINEL words").unwrap();
     let (config, problems) = parse(&folder, &good());
     assert_eq!(problems, "");
     let loaded = LoadedEdge { config: config.unwrap(), path: folder.path().join("edge.yaml") };
-    let error = loaded.catalog(1, 1).unwrap_err();
-    assert!(error.message.contains("slot acme-main with profile bearer"), "{}", error.message);
-    assert!(!error.message.contains("SENTINEL"));
+    let secrets = loaded.slot_secrets(&Secrets::default());
+    let told = secrets.missing()[0].to_string();
+    assert!(told.contains("slot acme-main: ") && told.contains("profile bearer"), "{told}");
+    assert!(!format!("{told}{secrets:?}").contains("SENTINEL"));
+    let catalog = loaded.catalog_with(1, 1, &secrets).unwrap();
+    assert_eq!(catalog.credentials().slots[0].status, SlotStatus::Disabled, "it alone is refused");
 }
