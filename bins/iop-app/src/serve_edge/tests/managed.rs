@@ -108,8 +108,14 @@ impl Managed {
         timeout(Duration::from_secs(30), node(options).serve(CancellationToken::new())).await.unwrap().unwrap_err()
     }
 
+    /// The metrics have this line, or get it soon: what ended at a Node may not be counted here yet.
     async fn metric(&self, line: &str) -> bool {
-        text(send(self.admin, get("/metrics")).await).await.lines().any(|known| known == line)
+        let counted = async {
+            while !text(send(self.admin, get("/metrics")).await).await.lines().any(|known| known == line) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(Duration::from_secs(10), counted).await.is_ok()
     }
 
     /// How many changes of certificate files had this result. The running Edge looks at them by itself as well.
