@@ -6,8 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::HeaderMap;
-use axum::{Router, routing::post};
 use futures_util::StreamExt;
 use iop_adapters::{OpenAiCompat, OpenAiCompatConfig};
 use iop_edge_core::Edge;
@@ -18,7 +16,7 @@ use iop_edge_core::catalog::{
     SlotStatus,
 };
 use iop_edge_core::token::{Token, TokenKind};
-use iop_examples::{Ca, Failure, node_uri};
+use iop_examples::{Ca, Failure, backend_with_key, node_uri};
 use iop_execution::{ModelName, NodeId, Principal, ProviderId, Redacted, RunEventKind, Target};
 use iop_node_core::{CUSTOM_KIND, LeaseIssuers, Node};
 use iop_wire::link::grpc::{GrpcConnector, GrpcListener};
@@ -31,18 +29,15 @@ use tokio_util::sync::CancellationToken;
 async fn main() -> Result<(), Failure> {
     let (ca, token, issuer) =
         (Ca::new("the fleet's CA")?, Token::generate(TokenKind::Node)?, Arc::new(IssuerKey::generate()?));
-    let backend = backend().await?;
+    let backend = backend_with_key().await?;
     let fleet = |revision, secret, status| catalog(revision, &token, &issuer, &backend, secret, status);
     let edge = Edge::builder(fleet(1, "sk-first", SlotStatus::Enabled)?).build();
     tokio::spawn(edge.drive());
-
     // The link proves who is at both ends: a lease is sealed to this connection, and to nothing else.
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?.to_string();
     let attaching = edge.clone();
-    let attach = move |link| {
-        tokio::spawn(attaching.attach(link));
-    };
+    let attach = move |link| drop(tokio::spawn(attaching.attach(link)));
     tokio::spawn(GrpcListener::new(listener).with_tls(ca.edge("edge")?).serve(attach, CancellationToken::new()));
 
     // The Node has no key of the backend, only the will to take leases of its Edge.
@@ -60,11 +55,11 @@ async fn main() -> Result<(), Failure> {
     ask(&edge, "team-a").await?;
     ask(&edge, "team-b").await?;
     edge.apply_config(fleet(2, "sk-second", SlotStatus::Enabled)?)?;
-    told().await;
+    tokio::time::sleep(TOLD).await;
     println!("rotated:");
     ask(&edge, "team-a").await?;
     edge.apply_config(fleet(3, "sk-second", SlotStatus::Revoked)?)?;
-    told().await;
+    tokio::time::sleep(TOLD).await;
     println!("revoked:");
     ask(&edge, "team-a").await?;
 
@@ -74,9 +69,7 @@ async fn main() -> Result<(), Failure> {
 }
 
 /// For the Node to hear of a new config. Until it has, the Edge goes on with the old revision.
-async fn told() {
-    tokio::time::sleep(Duration::from_millis(300)).await;
-}
+const TOLD: Duration = Duration::from_millis(300);
 
 async fn ask(edge: &Edge, principal: &str) -> Result<(), Failure> {
     let mut submit = Submit::to_model(ModelName::new("large")?);
@@ -91,21 +84,6 @@ async fn ask(edge: &Edge, principal: &str) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-/// A model server that wants a key. It prints which one it was shown.
-async fn backend() -> Result<String, Failure> {
-    let answer = async |headers: HeaderMap| {
-        let shown = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or("nothing");
-        println!("  the backend sees: {shown}");
-        let chunk = r#"{"id":"c","object":"chat.completion.chunk","created":1,"model":"large","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}"#;
-        ([("content-type", "text/event-stream")], format!("data: {chunk}\n\ndata: [DONE]\n\n"))
-    };
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let url = format!("http://{}", listener.local_addr()?);
-    let app = Router::new().route("/v1/chat/completions", post(answer));
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    Ok(url)
 }
 
 /// One Node with one provider, whose calls need the credential of one slot; only team-a may use it.
@@ -131,8 +109,8 @@ fn catalog(
     credentials.slots = vec![CredentialSlot::new(SlotName::new("acme")?, revision, secret).with_status(status)];
     credentials.profiles = vec![CredentialProfile::new(ProfileName::new("bearer")?, CredentialForm::Bearer)];
     let team = Scope::Only(vec![iop_edge_core::catalog::PrincipalName::new("team-a")?]);
-    let slots = vec![SlotName::new("acme")?];
-    credentials.routes = vec![CredentialRoute::new(RouteName::new("default")?, team, Scope::All, slots)];
+    let (name, slots) = (RouteName::new("default")?, vec![SlotName::new("acme")?]);
+    credentials.routes = vec![CredentialRoute::new(name, team, Scope::All, slots)];
 
     let candidate = Candidate::new(ProviderId::new("acme")?, Target::new("large")?);
     let model = ModelGroup::new(ModelName::new("large")?, vec![candidate], QueueDefaults::default());

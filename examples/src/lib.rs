@@ -1,9 +1,11 @@
-//! What two of the programs beside this file share: certificates with workload identities, made on the spot. In production they
-//! come from your CA or from SPIRE; see the README for the rest.
+//! What the programs beside this file share: certificates with workload identities, made on the spot (in production they come
+//! from your CA or from SPIRE), and a backend that prints the key it is shown. See the README for the rest.
 
 use std::error::Error;
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
+use axum::{Router, routing::post};
 use iop_wire::WorkloadIdentity;
 use iop_wire::link::grpc::{EdgeVerifier, NodeVerifier, WantedEdge};
 use rcgen::{
@@ -12,6 +14,7 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::net::TcpListener;
 
 /// What can go wrong in an example.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -99,4 +102,22 @@ impl Ca {
 #[must_use]
 pub fn node_uri(id: &str) -> String {
     format!("spiffe://iop.local/iop/node/{id}")
+}
+
+/// A model server that wants a key. It prints which one it was shown. Gives its base URL.
+///
+/// # Errors
+/// When no port is free.
+pub async fn backend_with_key() -> Result<String, Failure> {
+    let answer = async |headers: HeaderMap| {
+        let shown = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or("nothing");
+        println!("  the backend sees: {shown}");
+        let chunk = r#"{"id":"c","object":"chat.completion.chunk","created":1,"model":"large","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}"#;
+        ([("content-type", "text/event-stream")], format!("data: {chunk}\n\ndata: [DONE]\n\n"))
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let app = Router::new().route("/v1/chat/completions", post(answer));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    Ok(url)
 }
