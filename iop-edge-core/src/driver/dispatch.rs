@@ -217,6 +217,9 @@ fn open(
             let order = lease.as_ref().map(|lease| &lease.order);
             let fits = match core.state.lease_fits(grant.attempt, order) {
                 Ok(true) => Ok(()),
+                // It needed none when it was granted, and what runs keeps the config it began with (CFG-2). Should its Node
+                // want one by now, that refuses it.
+                Err(NoOrder::Gone) if !grant.needs_lease => Ok(()),
                 Ok(false) => Err(Unsent::Refused("its credentials change faster than leases are made")),
                 Err(none) => Err(none.into()),
             };

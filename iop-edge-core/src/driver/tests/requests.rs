@@ -13,10 +13,11 @@ use iop_wire::{CloseCode, ToEdge, ToNode};
 
 use super::script::*;
 use crate::api::{ApplyError, CancelRun, Destination, Engine, Payload, Submit, SubmitError, UnknownNode, WireKind};
+use crate::catalog::Catalog;
 use crate::events::Notice;
 use crate::observe::{Observation, ReleaseCause};
 use crate::state::EdgeNodeEvent;
-use crate::state::tests::{catalog, hello, ready, register};
+use crate::state::tests::{catalog, group, hello, node_entry, ready, register};
 
 #[tokio::test(start_paused = true)]
 async fn a_run_goes_out_and_its_events_come_back_in_order() {
@@ -233,6 +234,24 @@ async fn a_cancel_by_id_reaches_only_that_run() {
     let end = run_output(submitted.await).next().await.unwrap();
     assert_eq!(end.kind, RunEventKind::Cancelled(CancelReason::Client), "between admission and dispatch");
     assert_eq!(in_use(&edge, "b").normal, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_needs_no_credential_is_sent_although_a_config_takes_its_provider_meanwhile() {
+    // CFG-2, CRD-15
+    let edge = edge();
+    let mut node = Node::connect(&edge, "n1").await;
+    let submitted = submit_with(&edge, to("only-a"), |_| {
+        let mut entry = node_entry("n1", &[("a", 1, 0), ("b", 2, 1)]);
+        entry.providers[0].enabled = false;
+        let taken = Catalog::builder().revision(8).node(entry).model(group("only-a", &["a"]));
+        edge.apply_config(taken.build().unwrap()).unwrap();
+    });
+    let mut stream = run_output(submitted.await);
+    assert!(matches!(node.recv().await, ToNode::ConfigUpdate(_)), "control goes first");
+    let (head, _) = node.request_with_body().await;
+    node.event(head.run, 1, RunEventKind::Complete(FinishReason::Stop));
+    assert_eq!(stream.next().await.unwrap().kind, RunEventKind::Complete(FinishReason::Stop));
 }
 
 #[tokio::test(start_paused = true)]
