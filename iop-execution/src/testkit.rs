@@ -7,6 +7,7 @@
 //! | [`ScriptedBackend`] | an HTTP model server that answers by script, byte for byte |
 //! | [`cases`] | the answers, good and odd, that OpenAI-compatible servers are known to give |
 //! | [`ManualClock`] | time that moves when told |
+//! | [`Logged`] | what a test's thread writes to the log |
 //!
 //! The kit is for tests: it spawns tasks, sleeps, and opens sockets on 127.0.0.1.
 
@@ -17,6 +18,7 @@ pub mod check;
 
 mod chunk;
 mod clock;
+mod log;
 mod provider;
 mod script;
 
@@ -24,6 +26,7 @@ pub use alone::alone;
 pub use backend::{Answer, ScriptedBackend};
 pub use check::{CheckOptions, CheckReport, check_provider};
 pub use clock::ManualClock;
+pub use log::{LogLine, Logged};
 pub use provider::{Counts, ScriptHandle, ScriptedCall, ScriptedProvider};
 pub use script::Script;
 

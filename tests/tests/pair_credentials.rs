@@ -29,7 +29,7 @@ use iop_edge_core::observe::{CredentialRefuser, Observation, Observer};
 use iop_edge_core::openai::{AllowedModels, ApiKeyRecord, ApiKeys, OpenAiConfig};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_execution::failure::{BindingField, CredentialReason};
-use iop_execution::testkit::{Script, ScriptHandle, ScriptedProvider, alone};
+use iop_execution::testkit::{Logged, Script, ScriptHandle, ScriptedProvider, alone};
 use iop_execution::{AdapterKey, ModelName, Principal, Provider, RunId};
 use iop_node_core::{LeaseOutcome, NodeObserver};
 use iop_tests::pair::{Managed, Pair, PairPlan, PairProvider, Tap, changed};
@@ -650,44 +650,13 @@ async fn a_slot_that_is_revoked_while_the_last_lease_is_made_is_told_as_such() {
     stage.refused("paid", CredentialRefuser::Edge, CredentialReason::Revoked).await;
 }
 
-/// Keeps every field of every log line, a line each.
-#[derive(Default, Clone)]
-struct Log(Arc<Mutex<String>>);
-
-impl tracing::field::Visit for Log {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        use std::fmt::Write;
-        write!(self.0.lock().unwrap(), "{field}={value:?} ").unwrap();
-    }
-}
-
-impl tracing::Subscriber for Log {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        self.0.lock().unwrap().push_str(event.metadata().target());
-        self.0.lock().unwrap().push(' ');
-        event.record(&mut self.clone());
-        self.0.lock().unwrap().push('\n');
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[tokio::test(start_paused = true)]
 async fn no_key_is_in_any_log_or_debug_and_each_lease_has_its_records() {
     // CRD-9, CRD-13
     if !alone("no_key_is_in_any_log_or_debug_and_each_lease_has_its_records").unwrap() {
         return;
     }
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Logged::begin();
     let mut stage = Stage::new().await;
     for model in ["paid", "paid-run", "paid-header"] {
         assert_eq!(stage.ask(model, true).await.status(), 200);
@@ -698,15 +667,15 @@ async fn no_key_is_in_any_log_or_debug_and_each_lease_has_its_records() {
     stage.refused("paid", CredentialRefuser::Edge, CredentialReason::Disabled).await;
     let debug = format!("{:?} {:?} {:?}", stage.pair, stage.counts, credentials(&stage.issuer));
     assert!(!debug.contains("SENTINEL"));
-    let text = std::mem::take(&mut *log.0.lock().unwrap());
-    assert!(!text.contains("SENTINEL"));
+    assert!(!log.text().contains("SENTINEL"));
+    let lines = log.lines();
     let audit = |message: &str| -> Vec<(String, String)> {
         let of = |line: &str, field: &str| {
             let field = format!("{field}=");
             line.split(' ').find_map(|part| part.strip_prefix(field.as_str())).unwrap_or_default().to_owned()
         };
-        let lines = text.lines().filter(|line| line.starts_with("iop_audit ") && line.contains(message));
-        lines.map(|line| (of(line, "lease"), of(line, "scope"))).collect()
+        let audit = lines.iter().filter(|line| line.target == "iop_audit" && line.fields.contains(message));
+        audit.map(|line| (of(&line.fields, "lease"), of(&line.fields, "scope"))).collect()
     };
     let (issued, opened) = (audit("credential lease issued"), audit("credential lease opened"));
     assert_eq!((issued.len(), opened.len()), (4, 3));

@@ -1,7 +1,7 @@
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use iop_execution::testkit::{Script, ScriptedProvider, alone};
+use iop_execution::testkit::{Logged, Script, ScriptedProvider, alone};
 use iop_execution::{CancelReason, FailureCode, RunEventKind};
 use iop_node_core::ServeEnd;
 use iop_wire::*;
@@ -115,41 +115,13 @@ async fn a_shutdown_before_ready_ends_at_once() {
     assert_eq!(node.end().await, Ok(ServeEnd::Drained));
 }
 
-/// Keeps every field of every log line.
-#[derive(Default, Clone)]
-struct Log(Arc<Mutex<String>>);
-
-impl tracing::field::Visit for Log {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        use std::fmt::Write;
-        write!(self.0.lock().unwrap(), "{field}={value:?} ").unwrap();
-    }
-}
-
-impl tracing::Subscriber for Log {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[tokio::test(start_paused = true)]
 async fn no_token_prompt_output_or_query_is_ever_logged() {
     // CRD-9
     if !alone("shutdown::no_token_prompt_output_or_query_is_ever_logged").unwrap() {
         return;
     }
-    let log = Log::default();
-    let _guard = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = Logged::begin();
     let (mut node, _) = Harness::scripted(ScriptedProvider::new(Script::text("SENTINEL-OUTPUT")).with_tunnels());
     let mut conn = node.accept().await;
     let refused = ProviderConfig {
@@ -175,7 +147,7 @@ async fn no_token_prompt_output_or_query_is_ever_logged() {
     conn.expect_goodbye(CloseCode::Drained).await;
     drop(conn);
     node.end().await.unwrap();
-    let text = log.0.lock().unwrap().clone();
+    let text = log.text();
     assert!(text.contains("provider left out") && text.contains("node_id=node"), "{text}");
     assert!(!text.contains("SENTINEL"), "{text}");
 }

@@ -1,65 +1,30 @@
 //! What operators see of a stall: one line of closed values, and the same to the observer (OBS-1, OBS-4, OBS-6).
 
-use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use iop_execution::Health;
-use iop_execution::testkit::Script;
+use iop_execution::testkit::{Logged, Script, alone};
 use iop_wire::*;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record as SpanRecord};
-use tracing::{Event, Metadata, Subscriber};
 
 use super::fixtures::*;
 use crate::support::*;
 
-/// Every event, as `name=value` in order.
-#[derive(Debug, Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0.push_str(&format!(" {}={value:?}", field.name()));
-    }
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.0.push_str(&format!(" {}={value}", field.name()));
-    }
-}
-
-impl Subscriber for Lines {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &SpanRecord<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line(event.metadata().level().to_string());
-        event.record(&mut line);
-        self.0.lock().unwrap().push(line.0);
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_stall_is_one_log_line_and_one_observation_of_closed_values_and_times() {
     // OBS-1, OBS-4, OBS-6, S06
-    let lines = Lines::default();
-    let _guard = tracing::subscriber::set_default(lines.clone());
+    if !alone("stalls::observed::a_stall_is_one_log_line_and_one_observation_of_closed_values_and_times").unwrap() {
+        return;
+    }
+    let (log, _guard) = Logged::begin();
     let script = Script::text("SENTINEL-OUTPUT").hang_then_linger(Duration::from_millis(250));
     let (mut node, _) = scripted(script, Answer::now(Health::Unavailable));
     let mut conn = node.ready().await;
     stall(&mut conn, 1, Wire::Run).await;
     stall(&mut conn, 2, Wire::Tunnel).await;
     settle().await;
-    let lines = lines.0.lock().unwrap().clone();
-    let of_stalls: Vec<_> = lines.iter().filter(|line| line.contains("node_response_stall_observation")).collect();
+    let mut of_stalls = log.lines();
+    of_stalls.retain(|line| line.fields.contains("node_response_stall_observation"));
+    let of_stalls: Vec<_> = of_stalls.iter().map(|line| format!("{} {}", line.level, line.fields)).collect();
     let want = |path| {
         format!(
             "INFO message=node_response_stall_observation path={path} provider_health=unavailable \
@@ -67,8 +32,8 @@ async fn a_stall_is_one_log_line_and_one_observation_of_closed_values_and_times(
              timeout_setting=response_stall_timeout_ms timeout_ms=2000 idle_ms=2000 duration_ms=2250"
         )
     };
-    assert_eq!(of_stalls, [&want("run"), &want("tunnel")]);
-    assert!(!lines.iter().any(|line| line.contains("SENTINEL")), "{lines:?}");
+    assert_eq!(of_stalls, [want("run"), want("tunnel")]);
+    assert!(!log.text().contains("SENTINEL"), "{}", log.text());
     let told: Vec<_> = node.record.lines().into_iter().filter(|line| line.starts_with("stalled")).collect();
     assert_eq!(
         told,
