@@ -8,97 +8,22 @@
 
 use std::cell::RefCell;
 
-use crate::{
-    AdmissionProof, Binding, IssuerKey, LeaseError, LeaseId, MemoryReplayStore, NodeName, NodeView, PrincipalName,
-    ProfileName, RecipientKey, RecipientPublicKey, RouteName, RunName, SealedLease, SlotName, SlotState, SlotStatus,
-    SlotTable, TargetName, TimePolicy, TrustedIssuers, UpstreamOrigin, verify,
-};
-use crate::{Claims, ProviderCredential, format};
-
-const NOW: u64 = 1_800_000_000_000;
-const GENERATION: u64 = 0x1122_3344_5566_7788;
-const REVISION: u64 = 7;
-
-struct Place;
-impl AdmissionProof for Place {}
-
-struct World {
-    issuer: IssuerKey,
-    key: RecipientKey,
-    issuers: TrustedIssuers,
-    slots: SlotTable,
-    replay: MemoryReplayStore,
-    binding: Binding,
-}
+use crate::fixture::{Fixture, binding};
+use crate::{Claims, LeaseError, LeaseId, MemoryReplayStore, ProviderCredential, SealedLease, format, verify};
 
 thread_local! {
-    static WORLD: RefCell<World> = RefCell::new(World::new());
-}
-
-impl World {
-    fn new() -> Self {
-        let issuer = IssuerKey::from_seed(&[1; 32]);
-        let binding = Binding {
-            principal: PrincipalName::new("team-a").unwrap(),
-            route: RouteName::new("default").unwrap(),
-            slot: SlotName::new("acme-main").unwrap(),
-            profile: ProfileName::new("bearer").unwrap(),
-            target: TargetName::new("large-1").unwrap(),
-            node: NodeName::new("gpu-7").unwrap(),
-            upstream: UpstreamOrigin::of("https", "api.example.com", 443).unwrap(),
-            run: RunName::new("run_00112233445566778899aabbccddeeff").unwrap(),
-        };
-        let mut slots = SlotTable::default();
-        slots.replace([(binding.slot.clone(), SlotState { revision: REVISION, status: SlotStatus::Enabled })]).unwrap();
-        Self {
-            issuers: TrustedIssuers::new([issuer.public_bytes()]).unwrap(),
-            issuer,
-            key: RecipientKey::from_seed(&[2; 32]),
-            slots,
-            replay: MemoryReplayStore::default(),
-            binding,
-        }
-    }
-
-    fn view(&self) -> NodeView<'_> {
-        NodeView {
-            now_ms: Some(NOW),
-            policy: TimePolicy::default(),
-            issuers: &self.issuers,
-            recipient: self.key.id(),
-            generation: GENERATION,
-            slots: &self.slots,
-        }
-    }
-
-    fn claims(&self, id: [u8; 16]) -> Claims {
-        Claims {
-            issuer: self.issuer.id(),
-            recipient: self.key.id(),
-            id: LeaseId(id),
-            issued_at_ms: NOW,
-            expires_at_ms: NOW + 60_000,
-            revision: REVISION,
-            generation: GENERATION,
-            binding: self.binding.clone(),
-        }
-    }
-
-    fn use_up(&self, lease: &SealedLease) -> Result<Vec<u8>, LeaseError> {
-        let opened = verify(lease, &self.binding, &self.view())?.open(&self.key, &self.view(), &self.replay, &Place)?;
-        Ok(opened.expose().to_vec())
-    }
+    static WORLD: RefCell<Fixture> = RefCell::new(Fixture::new());
 }
 
 /// Bytes as they come from a peer: nobody but the issuer makes a lease that passes (CRD-4, CRD-5).
 pub fn lease_verify(data: &[u8]) {
     let Ok(lease) = SealedLease::new(data.to_vec()) else { return };
     WORLD.with_borrow(|world| {
-        let verified = verify(&lease, &world.binding, &world.view());
+        let verified = verify(&lease, &binding(), &world.view());
         // A signature can't be guessed: what passes is what the corpus has.
         if verified.is_ok() {
             let (unsigned, _) = format::split_signature(data).unwrap();
-            assert_eq!(format::parse(data).unwrap().claims.binding, world.binding);
+            assert_eq!(format::parse(data).unwrap().claims.binding, binding());
             assert!(unsigned.len() < data.len());
             return;
         }
@@ -106,7 +31,7 @@ pub fn lease_verify(data: &[u8]) {
         let Ok((unsigned, _)) = format::split_signature(data) else { return };
         let signature = world.issuer.sign(&format::signed_text(unsigned));
         let signed = SealedLease::new([unsigned, &signature].concat()).unwrap();
-        if let Err(error) = verify(&signed, &world.binding, &world.view()) {
+        if let Err(error) = verify(&signed, &binding(), &world.view()) {
             assert_ne!(error, LeaseError::BadSignature);
         }
     });
@@ -121,8 +46,8 @@ pub fn lease_open(data: &[u8]) {
         }
         let mut id = [0; 16];
         id.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
-        let claims = world.claims(id);
-        let recipient = RecipientPublicKey::new(*world.key.public_bytes()).unwrap();
+        let claims = Claims { id: LeaseId(id), ..world.claims() };
+        let recipient = world.recipient();
         let before = world.replay.len();
         let bytes = if mode & 1 == 0 {
             // Any plaintext, sealed and signed rightly.
@@ -143,7 +68,8 @@ pub fn lease_open(data: &[u8]) {
         };
         let Ok(lease) = SealedLease::new(bytes) else { return };
         let first = world.use_up(&lease);
-        if let Ok(value) = &first {
+        if let Ok(opened) = &first {
+            let value = opened.expose();
             let legal = |byte: &u8| *byte == b' ' || byte.is_ascii_graphic();
             assert!(!value.is_empty() && value.iter().all(legal), "it can stand in a header");
         }

@@ -71,6 +71,9 @@ pub mod binding;
 pub mod clock;
 pub mod credential;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[allow(clippy::unwrap_used, reason = "what it holds is fixed, and known to be good")]
+mod fixture;
 pub mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -26,5 +26,7 @@ pub(crate) mod run;
 pub(crate) mod shared;
 pub(crate) mod stream;
 
+#[cfg(any(test, feature = "fuzzing"))]
+mod raw_link;
 #[cfg(test)]
 mod tests;

@@ -12,5 +12,5 @@ pub mod tree;
 
 pub use edge::{EdgeConfig, LoadedEdge};
 pub use exposure::{Exposed, Protection, exposed, is_loopback};
-pub use node::{NodeOptions, NodeSettings};
+pub use node::{DialOptions, NodeOptions, NodeSettings};
 pub use problem::{Position, Problem, Problems, Severity};

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::config::node::NodeOptions;
+use crate::config::node::{DialOptions, NodeOptions};
 use crate::exit::Failure;
 use crate::operate::client::AdminOptions;
 use crate::term::{Cell, Paint, columns, has_colours, say};
@@ -26,30 +26,9 @@ pub struct DoctorOptions {
     /// edge.yaml or node.yaml: whose place to look from [default: the one that is here]
     #[arg(long, short, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Look as a Node of this Edge: its URL, like `https://edge.example:8443`
-    #[arg(long, env = "IOP_NODE_EDGE", value_name = "URL")]
-    pub edge: Option<String>,
-    /// Connect to this host:port instead of the URL's
-    #[arg(long, env = "IOP_NODE_DIAL_ADDRESS", value_name = "HOST:PORT")]
-    pub dial_address: Option<String>,
-    /// Name in the Edge's certificate, if it is not the URL's host
-    #[arg(long, env = "IOP_NODE_TLS_NAME", value_name = "NAME")]
-    pub tls_name: Option<String>,
-    /// File with the Node's token
-    #[arg(long, env = "IOP_NODE_TOKEN_FILE", value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
-    /// PEM file with the CA of the Edge's certificate [default: what the system trusts]
-    #[arg(long, env = "IOP_NODE_CA", value_name = "FILE")]
-    pub ca: Option<PathBuf>,
-    /// PEM file with the Node's own certificate, for an Edge that asks for one
-    #[arg(long, env = "IOP_NODE_CERT", value_name = "FILE", requires = "cert_key")]
-    pub cert: Option<PathBuf>,
-    /// PEM file with the private key of --cert
-    #[arg(long, env = "IOP_NODE_CERT_KEY", value_name = "FILE", requires = "cert")]
-    pub cert_key: Option<PathBuf>,
-    /// Connect to an http:// Edge on another machine all the same
-    #[arg(long, env = "IOP_NODE_INSECURE_PLAINTEXT")]
-    pub insecure_plaintext: bool,
+    /// Look as a Node of this Edge
+    #[command(flatten)]
+    pub dial: DialOptions,
     /// Look at this backend, too; repeatable
     #[arg(long = "backend", value_name = "URL")]
     pub backends: Vec<String>,
@@ -159,14 +138,7 @@ impl DoctorOptions {
         let node = |config: Option<PathBuf>| {
             Place::Node(Box::new(NodeOptions {
                 config,
-                edge: self.edge.clone(),
-                dial_address: self.dial_address.clone(),
-                tls_name: self.tls_name.clone(),
-                token_file: self.token_file.clone(),
-                ca: self.ca.clone(),
-                cert: self.cert.clone(),
-                cert_key: self.cert_key.clone(),
-                insecure_plaintext: self.insecure_plaintext,
+                dial: self.dial.clone(),
                 journal_enabled: Some(false),
                 ..NodeOptions::default()
             }))
@@ -174,7 +146,7 @@ impl DoctorOptions {
         match &self.config {
             Some(file) if crate::cli::is_node_file(file) => Ok(node(Some(file.clone()))),
             Some(file) => Ok(Place::Edge(file.clone())),
-            None if self.edge.is_some() => Ok(node(None)),
+            None if self.dial.edge.is_some() => Ok(node(None)),
             None => {
                 let here = ["edge.yaml", "node.yaml"].map(PathBuf::from).into_iter().find(|file| file.exists());
                 match here {

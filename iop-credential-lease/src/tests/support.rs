@@ -1,91 +1,12 @@
-//! One Edge, one Node and a lease between them, all fixed.
+//! Leases between the two ends of the fixture, good and odd.
 
 use zeroize::Zeroizing;
 
+pub(crate) use crate::fixture::*;
 use crate::lease::Entropy;
-use crate::{
-    AdmissionProof, Binding, Claims, Grant, IssuerKey, KeyId, LeaseError, LeaseId, MemoryReplayStore, NodeName,
-    NodeView, OpenedCredential, PrincipalName, ProfileName, ProviderCredential, RecipientKey, RecipientPublicKey,
-    RouteName, RunName, SealedLease, SlotName, SlotState, SlotStatus, SlotTable, TargetName, TimePolicy,
-    TrustedIssuers, UpstreamOrigin, verify,
-};
-
-pub(crate) const NOW: u64 = 1_800_000_000_000;
-pub(crate) const TTL: u64 = 60_000;
-pub(crate) const GENERATION: u64 = 0x1122_3344_5566_7788;
-pub(crate) const REVISION: u64 = 7;
-
-/// The place on a provider that opening asks for.
-pub(crate) struct Place;
-impl AdmissionProof for Place {}
-
-pub(crate) fn binding() -> Binding {
-    Binding {
-        principal: PrincipalName::new("team-a").unwrap(),
-        route: RouteName::new("default").unwrap(),
-        slot: SlotName::new("acme-main").unwrap(),
-        profile: ProfileName::new("bearer").unwrap(),
-        target: TargetName::new("large-1").unwrap(),
-        node: NodeName::new("gpu-7").unwrap(),
-        upstream: UpstreamOrigin::of("https", "api.example.com", 443).unwrap(),
-        run: RunName::new("run_00112233445566778899aabbccddeeff").unwrap(),
-    }
-}
-
-pub(crate) fn slots(revision: u64, status: SlotStatus) -> SlotTable {
-    let mut table = SlotTable::default();
-    table.replace([(binding().slot, SlotState { revision, status })]).unwrap();
-    table
-}
-
-pub(crate) struct Fixture {
-    pub(crate) issuer: IssuerKey,
-    pub(crate) key: RecipientKey,
-    pub(crate) issuers: TrustedIssuers,
-    pub(crate) slots: SlotTable,
-    pub(crate) replay: MemoryReplayStore,
-}
+use crate::{Binding, Claims, Grant, IssuerKey, KeyId, LeaseError, ProviderCredential, SealedLease};
 
 impl Fixture {
-    pub(crate) fn new() -> Self {
-        let issuer = IssuerKey::from_seed(&[1; 32]);
-        Self {
-            issuers: TrustedIssuers::new([issuer.public_bytes()]).unwrap(),
-            issuer,
-            key: RecipientKey::from_seed(&[2; 32]),
-            slots: slots(REVISION, SlotStatus::Enabled),
-            replay: MemoryReplayStore::default(),
-        }
-    }
-
-    pub(crate) fn recipient(&self) -> RecipientPublicKey {
-        RecipientPublicKey::new(*self.key.public_bytes()).unwrap()
-    }
-
-    pub(crate) fn view(&self) -> NodeView<'_> {
-        NodeView {
-            now_ms: Some(NOW),
-            policy: TimePolicy::default(),
-            issuers: &self.issuers,
-            recipient: self.key.id(),
-            generation: GENERATION,
-            slots: &self.slots,
-        }
-    }
-
-    pub(crate) fn claims(&self) -> Claims {
-        Claims {
-            issuer: self.issuer.id(),
-            recipient: self.key.id(),
-            id: LeaseId([3; 16]),
-            issued_at_ms: NOW,
-            expires_at_ms: NOW + TTL,
-            revision: REVISION,
-            generation: GENERATION,
-            binding: binding(),
-        }
-    }
-
     pub(crate) fn lease(&self) -> SealedLease {
         self.lease_of(&ProviderCredential::bearer(b"sk-example").unwrap(), binding())
     }
@@ -109,11 +30,6 @@ impl Fixture {
     /// A lease of these bytes, correctly signed, whatever they are.
     pub(crate) fn signed(&self, unsigned: &[u8]) -> SealedLease {
         signed_by(&self.issuer, unsigned)
-    }
-
-    /// Both phases.
-    pub(crate) fn use_up(&self, lease: &SealedLease) -> Result<OpenedCredential, LeaseError> {
-        verify(lease, &binding(), &self.view())?.open(&self.key, &self.view(), &self.replay, &Place)
     }
 
     pub(crate) fn refusal(&self, lease: &SealedLease) -> Option<LeaseError> {

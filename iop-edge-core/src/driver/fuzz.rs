@@ -13,49 +13,21 @@ use iop_execution::{
     Redacted, RunEvent, RunEventKind, Target, ToolCallDelta, TunnelFrame, TunnelHead, Usage,
 };
 use iop_wire::convert::WireMessage as _;
-use iop_wire::link::Outgoing;
 use iop_wire::{
-    CloseCode, EdgeLink, Goodbye, Hello, Incoming, Link, LinkError, NodeReadyRequest, PeerIdentity, Pong,
-    ProviderConfig, ProviderReady, RegisterRequest, RunNumber, Sequenced, ToEdge, ToNode,
+    CloseCode, Goodbye, Hello, LinkError, NodeReadyRequest, Pong, ProviderConfig, ProviderReady, RegisterRequest,
+    RunNumber, Sequenced, ToEdge, ToNode,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::api::Submit;
 use crate::catalog::{Candidate, Catalog, ModelGroup, NodeEntry, ProviderEntry, QueueDefaults};
+use crate::driver::raw_link::{Item, RawEnd, RawLink};
 use crate::edge::{Edge, TunnelCall};
 use crate::token::{Token, TokenKind};
 
 const TOKEN: &str = "iopn_abcdefgh_sssssssssssssssssssssssssssssssssssssssssss";
 /// Longer than any timer of the engine.
 const AFTERWARDS: Duration = Duration::from_secs(600);
-
-type Item = Result<Sequenced<ToEdge>, LinkError>;
-
-struct RawLink {
-    items: mpsc::UnboundedReceiver<Item>,
-    outgoing: oneshot::Sender<Outgoing<ToNode>>,
-}
-
-impl std::fmt::Debug for RawLink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("RawLink")
-    }
-}
-
-impl Link for RawLink {
-    type In = ToEdge;
-    type Out = ToNode;
-
-    fn peer(&self) -> PeerIdentity {
-        PeerIdentity::default()
-    }
-
-    fn start(self: Box<Self>, outgoing: Outgoing<ToNode>) -> Incoming<ToEdge> {
-        let Self { mut items, outgoing: hand_over } = *self;
-        let _gone = hand_over.send(outgoing);
-        Box::pin(futures_util::stream::poll_fn(move |cx| items.poll_recv(cx)))
-    }
-}
 
 /// The Node's end: what it sends crosses the wire's own checks.
 struct Node {
@@ -105,9 +77,7 @@ fn history(data: &[u8], tunnel: bool) {
 async fn told(mut choices: Choices<'_>, tunnel: bool) {
     let edge = Edge::builder(catalog()).entropy(Entropy::seeded(7)).build();
     let timers = tokio::spawn(edge.drive());
-    let (to_edge, items) = mpsc::unbounded_channel();
-    let (hand_over, outgoing) = oneshot::channel();
-    let link: EdgeLink = Box::new(RawLink { items, outgoing: hand_over });
+    let (link, RawEnd { to_edge, outgoing }) = RawLink::pair();
     let session = tokio::spawn(edge.attach(link));
     let mut from_edge = outgoing.await.unwrap();
     let mut node = Node { to_edge, seq: 0 };

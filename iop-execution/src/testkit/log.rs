@@ -21,7 +21,7 @@ pub struct LogLine {
 }
 
 /// What was logged since it was made. Log lines of one test can't be collected beside other tests: see
-/// [`alone`](super::alone).
+/// [`alone`](super::alone()).
 #[derive(Debug, Clone, Default)]
 pub struct Logged(Arc<Mutex<Vec<LogLine>>>);
 

@@ -188,12 +188,9 @@ pub struct JournalFile {
     pub max_age_days: Option<u64>,
 }
 
-/// What flags and variables say; each beats the file.
+/// Which Edge a Node dials, and what it shows there; each beats the file.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct NodeOptions {
-    /// Config file with the same settings
-    #[arg(long, env = "IOP_NODE_CONFIG", value_name = "FILE")]
-    pub config: Option<PathBuf>,
+pub struct DialOptions {
     /// URL of the Edge, like `https://edge.example:8443`
     #[arg(long, env = "IOP_NODE_EDGE", value_name = "URL")]
     pub edge: Option<String>,
@@ -206,9 +203,6 @@ pub struct NodeOptions {
     /// File with this Node's token
     #[arg(long, env = "IOP_NODE_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// This Node's token itself (only as a variable: flags are visible to other users)
-    #[arg(skip)]
-    pub token: Option<Redacted<String>>,
     /// PEM file with the CA of the Edge's certificate [default: what the system trusts]
     #[arg(long, env = "IOP_NODE_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -218,6 +212,23 @@ pub struct NodeOptions {
     /// PEM file with the private key of --cert
     #[arg(long, env = "IOP_NODE_CERT_KEY", value_name = "FILE", requires = "cert")]
     pub cert_key: Option<PathBuf>,
+    /// Connect to an http:// Edge on another machine all the same: token and prompts can be read on the way
+    #[arg(long, env = "IOP_NODE_INSECURE_PLAINTEXT")]
+    pub insecure_plaintext: bool,
+}
+
+/// What flags and variables say; each beats the file.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct NodeOptions {
+    /// Config file with the same settings
+    #[arg(long, env = "IOP_NODE_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Which Edge, and what is shown to it
+    #[command(flatten)]
+    pub dial: DialOptions,
+    /// This Node's token itself (only as a variable: flags are visible to other users)
+    #[arg(skip)]
+    pub token: Option<Redacted<String>>,
     /// Tries in a row before the Node gives up; 0 = never [default: 10]
     #[arg(long, env = "IOP_NODE_RECONNECT_MAX_ATTEMPTS", value_name = "N")]
     pub reconnect_max_attempts: Option<u32>,
@@ -245,9 +256,6 @@ pub struct NodeOptions {
     /// Congestion control of the connection to the Edge
     #[arg(long, env = "IOP_NODE_LINK_CONGESTION", value_name = "NAME")]
     pub link_congestion: Option<CongestionConfig>,
-    /// Connect to an http:// Edge on another machine all the same: token and prompts can be read on the way
-    #[arg(long, env = "IOP_NODE_INSECURE_PLAINTEXT")]
-    pub insecure_plaintext: bool,
 }
 
 /// How the Edge is reached. Where to connect, which name its certificate must have, and who it must be are three settings.
@@ -325,14 +333,14 @@ impl NodeOptions {
 
     fn merge(self, file: NodeFile, tree: Option<&Tree>, base: &Path, problems: &mut Problems) -> Option<NodeSettings> {
         let at = |path: &str| tree.map_or_else(Position::default, |tree| tree.at(path));
-        let plaintext = self.insecure_plaintext || file.insecure_plaintext;
-        let url = self.edge.or(file.edge);
-        let dial = self.dial_address.or(file.dial_address);
-        let name = self.tls_name.or(file.tls_name);
+        let plaintext = self.dial.insecure_plaintext || file.insecure_plaintext;
+        let url = self.dial.edge.or(file.edge);
+        let dial = self.dial.dial_address.or(file.dial_address);
+        let name = self.dial.tls_name.or(file.tls_name);
         let edge = edge_address(url.as_deref(), dial, name, file.identity, plaintext, at("edge"), problems);
 
         let from_file = |path: &PathBuf| resolve_path(base, &path.to_string_lossy());
-        let token_file = self.token_file.or_else(|| file.token_file.as_ref().map(from_file));
+        let token_file = self.dial.token_file.or_else(|| file.token_file.as_ref().map(from_file));
         let token = match (self.token, token_file) {
             (Some(token), None) => check_token(token.expose(), "IOP_NODE_TOKEN", at("token_file"), problems),
             (None, Some(path)) => match read_secret(&path) {
@@ -355,15 +363,15 @@ impl NodeOptions {
                 None
             }
         };
-        let ca = self.ca.or_else(|| file.tls.ca.as_ref().map(from_file));
+        let ca = self.dial.ca.or_else(|| file.tls.ca.as_ref().map(from_file));
         if let Some(path) = &ca
             && let Err(error) = crate::tls::load_certificates(path)
         {
             problems.error(at("tls/ca"), error.to_string(), None);
         }
         let own = own_certificate(
-            self.cert.or_else(|| file.tls.cert.as_ref().map(from_file)),
-            self.cert_key.or_else(|| file.tls.key.as_ref().map(from_file)),
+            self.dial.cert.or_else(|| file.tls.cert.as_ref().map(from_file)),
+            self.dial.cert_key.or_else(|| file.tls.key.as_ref().map(from_file)),
             edge.as_ref().is_some_and(|edge| edge.tls),
             [at("tls/cert"), at("tls/key")],
             problems,

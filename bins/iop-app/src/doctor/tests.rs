@@ -27,13 +27,17 @@ fn written(dir: &TestDir, backend: Option<String>) -> crate::config::LoadedEdge 
     loaded.unwrap_or_else(|| panic!("{problems}"))
 }
 
-fn as_node(dir: &TestDir, edge: std::net::SocketAddr) -> DoctorOptions {
-    DoctorOptions {
+fn dial(dir: &TestDir, edge: std::net::SocketAddr) -> DialOptions {
+    DialOptions {
         edge: Some(format!("https://{edge}")),
         token_file: Some(dir.path().join("node.token")),
         ca: Some(dir.path().join("certs/ca.pem")),
-        ..DoctorOptions::default()
+        ..DialOptions::default()
     }
+}
+
+fn as_node(dir: &TestDir, edge: std::net::SocketAddr) -> DoctorOptions {
+    DoctorOptions { dial: dial(dir, edge), ..DoctorOptions::default() }
 }
 
 /// Verdict and text of one check.
@@ -98,30 +102,24 @@ async fn the_way_of_a_node_is_looked_at_step_by_step() {
         change(&mut options, &other);
         async move { options.examine().await.unwrap() }
     };
-    let token = with(|options, other| options.token_file = Some(other.path().join("node.token"))).await;
+    let token = with(|options, other| options.dial.token_file = Some(other.path().join("node.token"))).await;
     assert!(matches!(of(&token, "token"), (Verdict::Fail, text) if text.contains("no Node has token")));
     assert!(!token.table(false).contains("iopn_"), "no secret is shown");
-    let ca = with(|options, other| options.ca = Some(other.path().join("certs/ca.pem"))).await;
+    let ca = with(|options, other| options.dial.ca = Some(other.path().join("certs/ca.pem"))).await;
     assert!(matches!(of(&ca, "tls"), (Verdict::Fail, text) if text.contains("certificate")), "{}", ca.table(false));
-    let name = with(|options, _| options.tls_name = Some("other.example".to_owned())).await;
+    let name = with(|options, _| options.dial.tls_name = Some("other.example".to_owned())).await;
     assert!(
         matches!(of(&name, "tls"), (Verdict::Fail, text) if text.contains("another name")),
         "{}",
         name.table(false)
     );
-    let missing = with(|options, other| options.token_file = Some(other.path().join("none"))).await;
+    let missing = with(|options, other| options.dial.token_file = Some(other.path().join("none"))).await;
     assert_eq!(of(&missing, "settings").0, Verdict::Fail);
-    let host = with(|options, _| options.edge = Some("https://no-such-host.invalid:8443".to_owned())).await;
+    let host = with(|options, _| options.dial.edge = Some("https://no-such-host.invalid:8443".to_owned())).await;
     assert_eq!(of(&host, "dns").0, Verdict::Fail);
 
     // A Node that is there keeps its place.
-    let (settings, problems) = NodeOptions {
-        edge: Some(format!("https://{nodes}")),
-        token_file: Some(dir.path().join("node.token")),
-        ca: Some(dir.path().join("certs/ca.pem")),
-        ..NodeOptions::default()
-    }
-    .load();
+    let (settings, problems) = NodeOptions { dial: dial(&dir, nodes), ..NodeOptions::default() }.load();
     let node = serve_node::node(&settings.unwrap_or_else(|| panic!("{problems}")), Arc::new(NoObserver)).unwrap();
     let (mut status, leave) = (node.status(), CancellationToken::new());
     let serving = tokio::spawn(node.serve(leave.clone()));

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::admin::view::{NodeView, NodesView, ReloadView, StatusView};
-use crate::config::{EdgeConfig, NodeOptions};
+use crate::config::{DialOptions, EdgeConfig, NodeOptions};
 use crate::init::{InitOptions, init};
 use crate::operate::client::{AdminClient, AdminOptions, CallError};
 use crate::serve_node;
@@ -33,9 +33,12 @@ fn written(dir: &TestDir) -> (LoadedEdge, String) {
 
 fn node_options(dir: &TestDir, edge: SocketAddr) -> NodeOptions {
     NodeOptions {
-        edge: Some(format!("https://{edge}")),
-        token_file: Some(dir.path().join("node.token")),
-        ca: Some(dir.path().join("certs/ca.pem")),
+        dial: DialOptions {
+            edge: Some(format!("https://{edge}")),
+            token_file: Some(dir.path().join("node.token")),
+            ca: Some(dir.path().join("certs/ca.pem")),
+            ..DialOptions::default()
+        },
         ..NodeOptions::default()
     }
 }
@@ -84,7 +87,8 @@ async fn a_token_that_the_edge_does_not_know_is_fatal_with_the_next_step() {
     let nodes = bound.nodes_address;
     let stop = Shutdown::default();
     let _edge = tokio::spawn(bound.serve(stop.clone()));
-    let options = NodeOptions { token_file: Some(other.path().join("node.token")), ..node_options(&dir, nodes) };
+    let mut options = node_options(&dir, nodes);
+    options.dial.token_file = Some(other.path().join("node.token"));
     let ended =
         timeout(Duration::from_secs(20), node(options).serve(CancellationToken::new())).await.unwrap().unwrap_err();
     assert_eq!(ended.exit_code(), crate::exit::Exit::Fatal.code());

@@ -7,49 +7,19 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use iop_execution::{ModelName, ProviderId, RunEvent, RunEventKind, RunStream, TunnelFrame, TunnelStream};
 use iop_wire::link::Outgoing;
-use iop_wire::{
-    CloseCode, DispatchHead, EdgeLink, HeartbeatProfile, Incoming, Link, LinkError, PeerIdentity, Pong, RunNumber,
-    Sequenced, ToEdge, ToNode,
-};
-use tokio::sync::{mpsc, oneshot};
+use iop_wire::{CloseCode, DispatchHead, HeartbeatProfile, LinkError, Pong, RunNumber, Sequenced, ToEdge, ToNode};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::api::{Admitted, Output, Payload, Submit, SubmitError, Submitted};
 use crate::catalog::Catalog;
 use crate::driver::dispatch;
+use crate::driver::raw_link::{Item, RawEnd, RawLink};
 use crate::edge::{Edge, EdgeBuilder};
 use crate::observe::{Observation, Observer};
 use crate::snapshot::ProviderSnapshot;
 use crate::state::PlaceCounters;
 use crate::state::tests::{catalog, hello, providers_of, ready, register};
-
-type Item = Result<Sequenced<ToEdge>, LinkError>;
-
-struct RawLink {
-    items: mpsc::UnboundedReceiver<Item>,
-    outgoing: oneshot::Sender<Outgoing<ToNode>>,
-}
-
-impl std::fmt::Debug for RawLink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("RawLink")
-    }
-}
-
-impl Link for RawLink {
-    type In = ToEdge;
-    type Out = ToNode;
-
-    fn peer(&self) -> PeerIdentity {
-        PeerIdentity::default()
-    }
-
-    fn start(self: Box<Self>, outgoing: Outgoing<ToNode>) -> Incoming<ToEdge> {
-        let Self { mut items, outgoing: hand_over } = *self;
-        let _gone = hand_over.send(outgoing);
-        Box::pin(futures_util::stream::poll_fn(move |cx| items.poll_recv(cx)))
-    }
-}
 
 /// The Node's end of a link whose messages a test writes itself.
 pub(super) struct Node {
@@ -62,9 +32,7 @@ pub(super) struct Node {
 impl Node {
     /// A link that has said nothing yet.
     pub(super) async fn dial(edge: &Edge) -> Self {
-        let (to_edge, items) = mpsc::unbounded_channel();
-        let (hand_over, outgoing) = oneshot::channel();
-        let link: EdgeLink = Box::new(RawLink { items, outgoing: hand_over });
+        let (link, RawEnd { to_edge, outgoing }) = RawLink::pair();
         let task = tokio::spawn(edge.attach(link));
         Self { to_edge: Some(to_edge), from_edge: outgoing.await.unwrap(), seq: 0, task }
     }

@@ -7,7 +7,8 @@ fn token() -> Redacted<String> {
 }
 
 fn load(edge: &str, change: impl FnOnce(&mut NodeOptions)) -> (Option<NodeSettings>, String) {
-    let mut options = NodeOptions { edge: Some(edge.to_owned()), token: Some(token()), ..NodeOptions::default() };
+    let mut options = NodeOptions { token: Some(token()), ..NodeOptions::default() };
+    options.dial.edge = Some(edge.to_owned());
     change(&mut options);
     let (settings, problems) = options.load();
     (settings, problems.to_string())
@@ -17,8 +18,8 @@ fn load(edge: &str, change: impl FnOnce(&mut NodeOptions)) -> (Option<NodeSettin
 fn where_to_connect_and_which_name_to_expect_are_separate_settings() {
     // CFG-4
     let (settings, problems) = load("https://edge.example", |options| {
-        options.dial_address = Some("10.0.0.7:9000".to_owned());
-        options.tls_name = Some("iop.internal".to_owned());
+        options.dial.dial_address = Some("10.0.0.7:9000".to_owned());
+        options.dial.tls_name = Some("iop.internal".to_owned());
     });
     let edge = settings.unwrap_or_else(|| panic!("{problems}")).edge;
     assert_eq!((edge.tls, edge.dial.as_str(), edge.tls_name.as_str()), (true, "10.0.0.7:9000", "iop.internal"));
@@ -44,8 +45,8 @@ fn plaintext_goes_to_this_machine_only_unless_somebody_says_so() {
     ] {
         for insecure in [false, true] {
             let (settings, problems) = load(edge, |options| {
-                options.dial_address = dial.map(ToOwned::to_owned);
-                options.insecure_plaintext = insecure;
+                options.dial.dial_address = dial.map(ToOwned::to_owned);
+                options.dial.insecure_plaintext = insecure;
             });
             assert_eq!(settings.is_some(), fine || insecure, "{edge} {dial:?} {insecure}: {problems}");
             assert!(fine || insecure || problems.contains("--insecure-plaintext"), "{problems}");
@@ -73,7 +74,7 @@ fn flags_beat_the_file_and_the_file_beats_the_defaults() {
 
     let flags = NodeOptions {
         config: Some(config),
-        edge: Some("https://flag.example:1".to_owned()),
+        dial: DialOptions { edge: Some("https://flag.example:1".to_owned()), ..DialOptions::default() },
         reconnect_max_attempts: Some(3),
         allow_upstream: vec!["loopback".to_owned()],
         ..NodeOptions::default()
@@ -131,20 +132,23 @@ fn mistakes_are_told_with_the_next_step_and_no_token() {
     let key = Token::generate(TokenKind::ApiKey).unwrap().reveal();
     let wrong = dir.write("wrong.token", &key);
     for (change, words) in [
-        (Box::new(|o: &mut NodeOptions| o.edge = None) as Box<dyn FnOnce(&mut NodeOptions)>, vec!["--edge https://"]),
         (
-            Box::new(|o: &mut NodeOptions| o.edge = Some("edge.example:8443".to_owned())),
+            Box::new(|o: &mut NodeOptions| o.dial.edge = None) as Box<dyn FnOnce(&mut NodeOptions)>,
+            vec!["--edge https://"],
+        ),
+        (
+            Box::new(|o: &mut NodeOptions| o.dial.edge = Some("edge.example:8443".to_owned())),
             vec!["https://edge.example:8443"],
         ),
         (Box::new(|o: &mut NodeOptions| o.token = None), vec!["--token-file"]),
         (
             Box::new(move |o: &mut NodeOptions| {
                 o.token = None;
-                o.token_file = Some(wrong);
+                o.dial.token_file = Some(wrong);
             }),
             vec!["API key of a client", "iopn_"],
         ),
-        (Box::new(|o: &mut NodeOptions| o.ca = Some("nowhere.pem".into())), vec!["nowhere.pem"]),
+        (Box::new(|o: &mut NodeOptions| o.dial.ca = Some("nowhere.pem".into())), vec!["nowhere.pem"]),
         (Box::new(|o: &mut NodeOptions| o.allow_upstream = vec!["http://x".to_owned()]), vec!["`http://x`"]),
         (
             Box::new(|o: &mut NodeOptions| o.metrics_listen = Some("0.0.0.0:1".parse().unwrap())),

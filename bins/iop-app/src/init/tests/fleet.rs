@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::config::DialOptions;
 use crate::issue;
 use crate::issue::slot::SlotCommand;
 use crate::serve_edge::bind;
@@ -80,7 +81,7 @@ async fn a_managed_fleet_serves_with_the_backends_key_and_takes_the_next_one() {
     let edge = tokio::spawn(bound.serve(stop.clone()));
     let (settings, problems) = NodeOptions {
         config: Some(dir.path().join("gpu-1/node.yaml")),
-        edge: Some(format!("https://{nodes}")),
+        dial: DialOptions { edge: Some(format!("https://{nodes}")), ..DialOptions::default() },
         ..NodeOptions::default()
     }
     .load();

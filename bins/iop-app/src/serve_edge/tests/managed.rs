@@ -92,11 +92,14 @@ impl Managed {
     fn options(&self, token: &str, certificate: Option<&str>) -> NodeOptions {
         let at = |name: String| self.dir.path().join(name);
         NodeOptions {
-            edge: Some(format!("https://{}", self.nodes)),
-            token_file: Some(at(format!("{token}.token"))),
-            ca: Some(at("ca.pem".into())),
-            cert: certificate.map(|name| at(format!("{name}.pem"))),
-            cert_key: certificate.map(|name| at(format!("{name}-key.pem"))),
+            dial: DialOptions {
+                edge: Some(format!("https://{}", self.nodes)),
+                token_file: Some(at(format!("{token}.token"))),
+                ca: Some(at("ca.pem".into())),
+                cert: certificate.map(|name| at(format!("{name}.pem"))),
+                cert_key: certificate.map(|name| at(format!("{name}-key.pem"))),
+                ..DialOptions::default()
+            },
             reconnect_max_attempts: Some(1),
             reconnect_interval_sec: Some(1),
             ..NodeOptions::default()
