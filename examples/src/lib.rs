@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::http::HeaderMap;
 use axum::{Router, routing::post};
 use iop_wire::WorkloadIdentity;
-use iop_wire::link::grpc::{EdgeVerifier, NodeVerifier, WantedEdge};
+use iop_wire::link::grpc::{EdgeVerifier, NodeTls, NodeVerifier, WantedEdge};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
     SanType,
@@ -84,17 +84,18 @@ impl Ca {
     ///
     /// # Errors
     /// When rustls refuses the certificate.
-    pub fn node(&self, own: Identified, edge_id: &str) -> Result<Arc<ClientConfig>, Failure> {
+    pub fn node(&self, own: Identified, edge_id: &str) -> Result<NodeTls, Failure> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let wanted = WorkloadIdentity::parse(&format!("spiffe://iop.local/iop/edge/{edge_id}"))?;
         let verifier = EdgeVerifier::new(Arc::clone(&self.roots), WantedEdge::Exactly(wanted), Arc::clone(&provider))?;
+        let verifier = Arc::new(verifier);
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_custom_certificate_verifier(Arc::<EdgeVerifier>::clone(&verifier))
             .with_client_auth_cert(own.chain, own.key)?;
         config.resumption = rustls::client::Resumption::disabled();
-        Ok(Arc::new(config))
+        Ok(NodeTls::identified(Arc::new(config), verifier))
     }
 }
 

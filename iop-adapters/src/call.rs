@@ -13,6 +13,7 @@ use iop_execution::{CallCredential, ExecutionFailure, Fenced, ProviderError, Req
 
 use crate::auth::Bearer;
 use crate::complaint;
+use crate::echo;
 use crate::http::{Upstream, UpstreamBody, UpstreamError, UpstreamRequest, UpstreamResponse};
 use crate::rules;
 
@@ -67,13 +68,6 @@ fn no_call(message: &'static str) -> ProviderError {
     ProviderError::new(ExecutionFailure::new(code, stage, ProviderContacted::No, message))
 }
 
-/// The answer repeats the key it was asked with.
-fn repeats(body: &[u8], key: &HeaderValue) -> bool {
-    let key = key.as_bytes();
-    let secret = key.strip_prefix(b"Bearer ").unwrap_or(key);
-    memchr::memmem::find(body, secret).is_some()
-}
-
 /// Sends one request and answers what is no HTTP error.
 pub(crate) async fn call(
     upstream: &dyn Upstream,
@@ -102,7 +96,7 @@ pub(crate) async fn call(
     let error = complaint::rejected(status.as_u16(), &body, retry_after);
     // What a server says about its own credential may hold a piece of it.
     let about_key = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
-        || key.is_some_and(|(_, value)| repeats(&body, value));
+        || key.is_some_and(|(_, value)| echo::repeats(&body, value));
     let body = if about_key { Bytes::new() } else { Bytes::from(body) };
     Err(Refusal { error, answer: Some((status, body)) })
 }

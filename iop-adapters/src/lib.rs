@@ -26,6 +26,8 @@ mod complaint;
 pub mod decorators;
 #[cfg(feature = "demo")]
 pub mod demo;
+#[cfg(feature = "openai_compat")]
+mod echo;
 #[cfg(all(feature = "fuzzing", feature = "ollama"))]
 #[doc(hidden)]
 pub mod fuzz;

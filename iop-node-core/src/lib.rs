@@ -41,6 +41,8 @@ pub mod observe;
 #[cfg(feature = "driver")]
 mod probe;
 #[cfg(feature = "driver")]
+mod recheck;
+#[cfg(feature = "driver")]
 mod run;
 #[cfg(feature = "driver")]
 mod session;
@@ -56,6 +58,8 @@ pub use journal::{NoJournal, RunJournal};
 #[cfg(feature = "driver")]
 pub use node::{Node, NodeBuilder, NodeStatus, StatusHandle};
 pub use observe::{LeaseOutcome, NoObserver, NodeObserver, RunOutcome, RunPath, StallObservation};
-pub use state::leases::LeaseIssuers;
+#[cfg(feature = "driver")]
+pub use recheck::EdgeCheck;
+pub use state::leases::issuers::{LeaseIssuers, OwnIssuers};
 pub use state::reconnect::{InvalidPolicy, ReconnectPolicy};
 pub use upstream::{AllowUpstream, InvalidRule, UpstreamRefused};

@@ -22,8 +22,9 @@ use crate::factory::{AdapterFactory, CUSTOM_KIND, NoFactory};
 use crate::install::stop_all;
 use crate::journal::{NoJournal, RunJournal};
 use crate::observe::{NoObserver, NodeObserver};
+use crate::recheck::EdgeCheck;
 use crate::session::{self, End, now};
-use crate::state::leases::LeaseIssuers;
+use crate::state::leases::issuers::LeaseIssuers;
 use crate::state::reconnect::{Next, Reconnect, ReconnectPolicy, is_fatal_close};
 use crate::upstream::AllowUpstream;
 
@@ -47,6 +48,7 @@ pub(crate) struct Inner {
     pub(crate) observer: Arc<dyn NodeObserver>,
     pub(crate) journal: Arc<dyn RunJournal>,
     pub(crate) background: Background,
+    pub(crate) edge_check: EdgeCheck,
     entropy: Entropy,
     policy: ReconnectPolicy,
     adapters: Mutex<Adapters>,
@@ -231,6 +233,7 @@ impl NodeBuilder {
             observer: self.observer,
             journal: self.journal,
             background: Background::default(),
+            edge_check: EdgeCheck::default(),
             entropy: self.entropy,
             policy: self.policy,
             adapters: Mutex::new(Adapters::new()),
@@ -292,6 +295,12 @@ impl Node {
     #[must_use]
     pub fn status(&self) -> StatusHandle {
         StatusHandle(self.inner.status.subscribe())
+    }
+
+    /// Looks at the Edge of a live connection again, also while the Node serves.
+    #[must_use]
+    pub fn edge_check(&self) -> EdgeCheck {
+        self.inner.edge_check.clone()
     }
 
     /// Connects, registers, and runs what the Edge sends, until `shutdown` is cancelled or there is no point in going on.

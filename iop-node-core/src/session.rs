@@ -30,6 +30,7 @@ use crate::install::{Prepared, Refused, apply};
 use crate::node::{Inner, NodeStatus};
 use crate::observe::{RunOutcome, RunPath};
 use crate::probe::Observations;
+use crate::recheck::Watch;
 use crate::state::config::ConfigSync;
 use crate::state::handshake::{Handshake, State, Step};
 use crate::state::leases::LeaseDesk;
@@ -132,13 +133,32 @@ struct Finished {
     outcome: RunOutcome,
 }
 
-/// Work that is being finished after a local shutdown.
+/// Why work is being finished.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Because {
+    /// A local shutdown.
+    Shutdown,
+    /// The Edge is no longer who it was.
+    EdgeIdentity,
+}
+
+/// Work that is being finished before the connection ends.
 #[derive(Debug)]
 struct Draining {
+    because: Because,
     deadline: Instant,
     /// Not before: what the Edge sent before it heard of the drain is still answered.
     settled: Instant,
     cancelled: bool,
+}
+
+impl Draining {
+    const fn end(&self) -> End {
+        match self.because {
+            Because::Shutdown => End::Shutdown { cancelled: self.cancelled },
+            Because::EdgeIdentity => End::Close(CloseCode::IdentityRevoked),
+        }
+    }
 }
 
 type Starting = Pin<Box<dyn Future<Output = Vec<ProviderReady>> + Send>>;
@@ -164,6 +184,8 @@ struct Session<'a> {
     asking: JoinSet<(Question, bool)>,
     /// Numbers of what was observed of providers on this connection.
     observations: Observations,
+    /// Who the Edge is.
+    edge: Watch,
     /// What credential leases need; none = this connection takes none.
     leases: Option<Arc<LeaseDesk>>,
     /// When the registration left, and the last ping: what answers say of the Edge's time is measured from there.
@@ -183,8 +205,9 @@ pub(crate) async fn serve(
     shutdown: &CancellationToken,
 ) -> End {
     let now = now();
-    let authenticated = link.peer().identity.is_some();
-    let Ok(leases) = LeaseDesk::open(&node.lease_issuers, authenticated, Arc::clone(&node.observer)) else {
+    let edge = node.edge_check.watch(link.peer().identity);
+    let observer = Arc::clone(&node.observer);
+    let Ok(leases) = LeaseDesk::open(&node.lease_issuers, edge.is_authenticated(), observer) else {
         tracing::error!("the operating system gives no randomness: there is no key for this connection");
         return End::Lost;
     };
@@ -208,6 +231,7 @@ pub(crate) async fn serve(
         refreshes: RefreshPlan::default(),
         asking: JoinSet::new(),
         observations: Observations::default(),
+        edge,
         leases,
         registered_at: now,
         pinged: None,
@@ -261,8 +285,9 @@ impl Session<'_> {
             // come before the timer, so that a pong that is here counts.
             let result = tokio::select! {
                 biased;
-                () = shutdown.cancelled(), if self.draining.is_none() => self.drain(),
+                () = shutdown.cancelled(), if self.draining.is_none() => self.drain(Because::Shutdown),
                 code = fault.raised() => Err(End::Close(code)),
+                () = self.edge.asked() => self.recheck(),
                 Some(finished) = self.tasks.join_next(), if !self.tasks.is_empty() => self.finished(finished),
                 providers = started(&mut self.starting), if self.starting.is_some() => self.started(providers),
                 prepared = prepared(&mut self.update), if self.update.is_some() => self.prepared(prepared),
@@ -315,7 +340,7 @@ impl Session<'_> {
         }
         let Some(draining) = self.draining.as_mut().filter(|draining| draining.deadline <= now) else { return Ok(()) };
         if draining.cancelled {
-            return Err(End::Shutdown { cancelled: true });
+            return Err(draining.end());
         }
         let mut longest = Duration::ZERO;
         for (_, handle) in self.runs.iter_mut() {
@@ -327,16 +352,28 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Local shutdown: no new work; what runs may finish.
-    fn drain(&mut self) -> Result<(), End> {
-        if !self.handshake.drain() {
-            return Err(End::Shutdown { cancelled: false });
+    /// Who asks whether the Edge is still good gets an answer.
+    fn recheck(&mut self) -> Result<(), End> {
+        if self.edge.is_good() || self.draining.is_some() {
+            return Ok(());
         }
+        tracing::warn!(
+            "the Edge's certificate is no longer good: this connection finishes what runs, then the Node dials again"
+        );
+        self.drain(Because::EdgeIdentity)
+    }
+
+    /// No new work; what runs may finish.
+    fn drain(&mut self, because: Because) -> Result<(), End> {
         let grace = self.node.drain_grace;
+        let now = now();
+        let draining = Draining { because, deadline: now + grace, settled: now + DRAIN_SETTLE, cancelled: false };
+        if !self.handshake.drain() {
+            return Err(draining.end());
+        }
         tracing::info!(runs = self.runs.len(), grace_ms = grace.as_millis(), "draining");
         self.node.set_status(NodeStatus::Draining);
-        let now = now();
-        self.draining = Some(Draining { deadline: now + grace, settled: now + DRAIN_SETTLE, cancelled: false });
+        self.draining = Some(draining);
         self.control(ToEdge::Drain(Drain { deadline_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX) }))
     }
 
@@ -345,7 +382,7 @@ impl Session<'_> {
         let draining = self.draining.as_ref()?;
         let settled = draining.cancelled || draining.settled <= now();
         let done = settled && self.runs.is_empty() && self.tasks.is_empty() && self.outbox.open_runs() == 0;
-        done.then_some(End::Shutdown { cancelled: draining.cancelled })
+        done.then(|| draining.end())
     }
 
     fn receive(&mut self, item: Option<Result<Sequenced<ToNode>, LinkError>>) -> Result<(), End> {

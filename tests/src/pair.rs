@@ -18,7 +18,7 @@ use iop_edge_core::snapshot::{EdgeSnapshot, ProviderSnapshot};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_edge_core::{Edge, EdgeNodeEvent};
 use iop_execution::{AdapterKey, ModelName, NodeId, Provider, ProviderId, Redacted, Target};
-use iop_node_core::{CUSTOM_KIND, LeaseIssuers, Node, NodeError, NodeObserver, ReconnectPolicy, ServeEnd};
+use iop_node_core::{CUSTOM_KIND, EdgeCheck, LeaseIssuers, Node, NodeError, NodeObserver, ReconnectPolicy, ServeEnd};
 use iop_wire::link::memory::{MemoryConnector, MemoryListener, MemoryMode, memory_listener};
 use iop_wire::link::{EdgeLink, Incoming, Link, LinkError, Outgoing, PeerIdentity};
 use iop_wire::{
@@ -216,6 +216,7 @@ struct PairNode {
 #[derive(Debug)]
 struct Running {
     shutdown: CancellationToken,
+    edge_check: EdgeCheck,
     task: JoinHandle<Result<ServeEnd, NodeError>>,
 }
 
@@ -316,8 +317,10 @@ impl Pair {
             builder = builder.provider(name.clone(), Arc::clone(provider));
         }
         let shutdown = CancellationToken::new();
-        let serve = builder.build().unwrap().serve(shutdown.clone());
-        node.running = Some(Running { shutdown, task: tokio::spawn(serve) });
+        let built = builder.build().unwrap();
+        let edge_check = built.edge_check();
+        node.running =
+            Some(Running { shutdown: shutdown.clone(), edge_check, task: tokio::spawn(built.serve(shutdown)) });
     }
 
     /// Waits until the Edge shows a Node as connected.
@@ -360,6 +363,12 @@ impl Pair {
         let running = self.nodes[number].running.take().expect("the Node runs");
         running.shutdown.cancel();
         tokio::time::timeout(PATIENCE, running.task).await.expect("the Node ends").expect("without a panic")
+    }
+
+    /// What a running Node asks of its Edge.
+    #[must_use]
+    pub fn edge_check(&self, number: usize) -> EdgeCheck {
+        self.nodes[number].running.as_ref().expect("the Node runs").edge_check.clone()
     }
 
     /// Ends a Node's connection; the Node lives and dials again.

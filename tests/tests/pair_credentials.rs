@@ -494,6 +494,33 @@ async fn a_lease_of_the_connection_before_is_worth_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_edge_that_is_not_who_it_was_gets_what_runs_done_and_nothing_more() {
+    // CRD-10
+    let stage = Stage::new().await;
+    *stage.paid.slow.lock().unwrap() = Duration::from_secs(5);
+    let running = tokio::spawn(stage.pair.ask(&stage.request("paid", true)));
+    stage
+        .pair
+        .until("it runs", |edge| edge.nodes[0].providers.iter().any(|provider| provider.in_use.in_use() > 0))
+        .await;
+    let check = stage.pair.edge_check(0);
+    check.recheck(|edge| edge.identity().id() != "edge");
+    stage.pair.until("no new work", |edge| edge.nodes[0].draining).await;
+    let refused = stage.ask("paid", false).await;
+    assert_eq!((refused.status(), stage.paid.calls().len()), (503, 1), "{}", refused.text());
+    let answer = running.await.unwrap();
+    assert!(answer.status() == 200 && answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
+    stage.pair.node_gone(0).await;
+    // The next connection is asked, too.
+    let connections = stage.pair.connections(0);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(stage.pair.connections(0) > connections && !stage.pair.is_connected(0));
+    check.recheck(|_| true);
+    stage.pair.node_ready(0).await;
+    assert_eq!(stage.ask("paid", false).await.status(), 200);
+}
+
+#[tokio::test(start_paused = true)]
 async fn issuers_and_secrets_change_under_load_and_no_request_fails() {
     // CRD-8: overlap of two issuers, a new revision at once, told to the Nodes when the old leases are through
     let mut stage = Stage::new().await;

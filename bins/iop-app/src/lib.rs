@@ -35,6 +35,7 @@ pub mod lifecycle;
 pub mod listener;
 pub mod liveness;
 pub mod metrics;
+pub mod node_files;
 pub mod node_metrics;
 pub mod operate;
 pub mod reload;

@@ -1,6 +1,8 @@
 //! Decides what the log says of Nodes: who came with which capacity, who went, who was refused.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,11 +18,48 @@ use crate::metrics::EdgeMetrics;
 /// One line for each reason of refusal in this time: strangers must not fill the log.
 const REFUSAL_LINE_EVERY: Duration = Duration::from_secs(60);
 
+/// When a line about each reason was last written, and how many were not since. As many entries as there are reasons.
+#[derive(Debug)]
+struct Lines<K>(HashMap<K, Written>);
+
+#[derive(Debug)]
+struct Written {
+    at: Instant,
+    silent: u64,
+}
+
+impl<K> Default for Lines<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Eq + Hash> Lines<K> {
+    /// A line is due: it says how many more there were since the last one. None = this one is not written, only counted.
+    fn due(&mut self, reason: K, now: Instant) -> Option<u64> {
+        match self.0.entry(reason) {
+            Entry::Vacant(place) => {
+                place.insert(Written { at: now, silent: 0 });
+                Some(0)
+            }
+            Entry::Occupied(mut place) => {
+                let written = place.get_mut();
+                if now.saturating_duration_since(written.at) < REFUSAL_LINE_EVERY {
+                    written.silent += 1;
+                    return None;
+                }
+                written.at = now;
+                Some(std::mem::take(&mut written.silent))
+            }
+        }
+    }
+}
+
 /// Tells of connections of Nodes that failed before they had a session: one line for each reason in a while, all counted.
 #[derive(Debug)]
 pub struct HandshakeLog {
     metrics: EdgeMetrics,
-    lines: Mutex<HashMap<HandshakeFailure, (Instant, u64)>>,
+    lines: Mutex<Lines<HandshakeFailure>>,
 }
 
 impl HandshakeLog {
@@ -41,15 +80,8 @@ impl HandshakeLog {
             tracing::debug!(address = address.map(tracing::field::display), %reason, "a connection ended early: {error}");
             return;
         }
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        let (last, silent) = lines.entry(reason).or_insert((now - REFUSAL_LINE_EVERY, 0));
-        if now - *last < REFUSAL_LINE_EVERY {
-            *silent += 1;
-            return;
-        }
-        let more = std::mem::take(silent);
-        *last = now;
-        drop(lines);
+        let due = self.lines.lock().unwrap_or_else(PoisonError::into_inner).due(reason, now);
+        let Some(more) = due else { return };
         tracing::warn!(address = address.map(tracing::field::display), %reason, more, "a node could not connect: {error}");
     }
 }
@@ -60,19 +92,12 @@ impl HandshakeLog {
 /// May be dropped at any time.
 pub async fn log(edge: Edge) {
     let mut events = edge.subscribe_nodes();
-    let mut refusals: HashMap<RefusalReason, (Instant, u64)> = HashMap::new();
+    let mut refusals: Lines<RefusalReason> = Lines::default();
     while let Some(notice) = events.next().await {
         match notice {
             Notice::Lost(count) => tracing::warn!(count, "events of nodes were lost"),
             Notice::Event(EdgeNodeEvent::Refused { node, reason }) => {
-                let now = Instant::now();
-                let (last, silent) = refusals.entry(reason).or_insert((now - REFUSAL_LINE_EVERY, 0));
-                if now - *last < REFUSAL_LINE_EVERY {
-                    *silent += 1;
-                    continue;
-                }
-                let more = std::mem::take(silent);
-                *last = now;
+                let Some(more) = refusals.due(reason, Instant::now()) else { continue };
                 let node = node.as_ref().map(tracing::field::display);
                 tracing::warn!(node, %reason, more, "a node was refused");
             }
@@ -130,5 +155,24 @@ fn capacities(edge: &Edge, id: &NodeId) {
         } else {
             tracing::warn!(provider = %provider.provider, "the node did not start this provider; its own log says why");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn strangers_cannot_fill_the_log() {
+        // REG-4, CRD-10: a clock that began this moment is no problem either
+        let mut lines = Lines::default();
+        let now = Instant::now();
+        assert_eq!(lines.due(RefusalReason::UnknownToken, now), Some(0));
+        assert_eq!(lines.due(RefusalReason::UnknownToken, now), None);
+        assert_eq!(lines.due(RefusalReason::IdentityRequired, now), Some(0));
+        assert_eq!(lines.due(RefusalReason::UnknownToken, now + REFUSAL_LINE_EVERY / 2), None);
+        assert_eq!(lines.due(RefusalReason::UnknownToken, now + REFUSAL_LINE_EVERY), Some(2));
+        assert_eq!(lines.due(RefusalReason::UnknownToken, now + REFUSAL_LINE_EVERY), None);
+        assert_eq!(lines.due(RefusalReason::UnknownToken, now + 2 * REFUSAL_LINE_EVERY), Some(1));
     }
 }

@@ -1,4 +1,4 @@
-//! Decides when certificates are read again: what is made of files is made again when they change, and kept when they are bad.
+//! Decides when files are read again that may change while a process runs: what is made of files is made again when they change, and kept when they are bad.
 //!
 //! A pair is written as two files, and not at once: what does not fit together is looked at again, and the old one stays.
 
@@ -9,12 +9,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::tls::TlsError;
-
-/// How often an Edge looks at its files.
+/// How often an Edge or a Node looks at its files.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-type Make<T> = Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>;
+type Make<T> = Box<dyn Fn() -> Result<T, String> + Send + Sync>;
 
 /// Something made of files. Clones are one.
 pub struct Renewable<T>(Arc<Inner<T>>);
@@ -29,7 +27,7 @@ struct State<T> {
     value: Arc<T>,
     seen: Vec<Option<u64>>,
     /// What was wrong with the last change: it is told once.
-    problem: Option<TlsError>,
+    problem: Option<String>,
 }
 
 /// What became of a look at the files.
@@ -42,8 +40,8 @@ pub enum Look {
     Renewed,
     /// They changed and can't be used: the old ones stay in force. `again`: that was so before.
     Bad {
-        /// Why.
-        problem: TlsError,
+        /// Why, for people.
+        problem: String,
         /// Nothing changed since it was found.
         again: bool,
     },
@@ -66,15 +64,16 @@ impl<T> Renewable<T> {
     ///
     /// # Errors
     /// What `make` says.
-    pub fn new(
+    pub fn new<E: fmt::Display>(
         files: Vec<PathBuf>,
-        make: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
-    ) -> Result<Self, TlsError> {
+        make: impl Fn() -> Result<T, E> + Send + Sync + 'static,
+    ) -> Result<Self, E> {
         // Before they are read for use: a change in between is seen by the next look.
         let seen = stamps(&files);
         let value = Arc::new(make()?);
         let state = Mutex::new(State { value, seen, problem: None });
-        Ok(Self(Arc::new(Inner { files, make: Box::new(make), state })))
+        let make: Make<T> = Box::new(move || make().map_err(|error| error.to_string()));
+        Ok(Self(Arc::new(Inner { files, make, state })))
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
@@ -137,8 +136,8 @@ mod tests {
     use super::*;
     use crate::testdir::TestDir;
 
-    fn bad(path: &std::path::Path) -> TlsError {
-        TlsError::Certificate { path: path.to_path_buf(), problem: "bad".to_owned() }
+    fn bad(path: &std::path::Path) -> String {
+        format!("{} is bad", path.display())
     }
 
     #[test]

@@ -9,8 +9,8 @@ use iop_node_core::{
     AllowUpstream, LeaseOutcome, Node, NodeBuilder, NodeError, NodeObserver, NodeStatus, ReconnectPolicy, RunOutcome,
     RunPath, ServeEnd, StallObservation,
 };
-use iop_wire::link::grpc::{GrpcConnector, WantedEdge};
-use iop_wire::{CloseCode, Connector, RefusalReason, WorkloadRole};
+use iop_wire::link::grpc::GrpcConnector;
+use iop_wire::{CloseCode, Connector, RefusalReason};
 
 use crate::adapters::BuiltIn;
 use crate::admin::{Admin, router};
@@ -18,55 +18,23 @@ use crate::config::NodeSettings;
 use crate::config::node::JournalSettings;
 use crate::exit::{Exit, Failure};
 use crate::listener::{HttpListener, Limits};
+use crate::node_files::NodeFiles;
 use crate::node_metrics::NodeMetrics;
-use crate::renew::{Look, Renewable};
-use crate::shutdown::Shutdown;
+use crate::shutdown::{Hangup, Shutdown};
 use crate::term::say;
-use crate::tls::{self, TlsError};
 
 /// How the Edge is dialled.
 ///
 /// # Errors
 /// [`Failure`] when a certificate or name can't be used.
-pub fn connector(settings: &NodeSettings) -> Result<Arc<dyn Connector>, Failure> {
+pub fn connector(settings: &NodeSettings, files: &NodeFiles) -> Result<Arc<dyn Connector>, Failure> {
     let edge = &settings.edge;
-    let wrong = |error: iop_wire::ConnectError| Failure::usage(error.to_string());
-    if !edge.tls {
-        let plain = GrpcConnector::plaintext(edge.dial.as_str()).map_err(wrong)?;
-        return Ok(Arc::new(plain.with_congestion(settings.congestion.into())));
-    }
-    let config = client(settings).map_err(|error| Failure::usage(error.to_string()))?;
-    let fresh = move || -> Arc<rustls::ClientConfig> {
-        // Between two connections: nobody else waits for this task.
-        match config.look() {
-            Look::Same | Look::Bad { again: true, .. } => {}
-            Look::Renewed => tracing::info!("certificates renewed"),
-            Look::Bad { problem, again: false } => {
-                tracing::error!(%problem, "the changed certificates can't be used: the old ones stay in force");
-            }
-        }
-        Arc::clone(&config.get())
+    let connector = match files.tls() {
+        Some(next) => GrpcConnector::tls_from(edge.dial.as_str(), next, Some(&edge.tls_name)),
+        None => GrpcConnector::plaintext(edge.dial.as_str()),
     };
-    let connector = GrpcConnector::tls_from(edge.dial.as_str(), fresh, Some(&edge.tls_name)).map_err(wrong)?;
+    let connector = connector.map_err(|error| Failure::usage(error.to_string()))?;
     Ok(Arc::new(connector.with_congestion(settings.congestion.into())))
-}
-
-/// TLS as these settings ask for it, made again when a file changes.
-fn client(settings: &NodeSettings) -> Result<Renewable<Arc<rustls::ClientConfig>>, TlsError> {
-    let (ca, own, identity) = (settings.ca.clone(), settings.own.clone(), settings.edge.identity.clone());
-    let own_files = own.iter().flat_map(|pair| [pair.cert.clone(), pair.key.clone()]);
-    let files = ca.iter().cloned().chain(own_files).collect();
-    Renewable::new(files, move || {
-        let pair = own.as_ref().map(|pair| tls::load_pair(&pair.cert, &pair.key)).transpose()?;
-        let domain = pair.as_ref().map(|pair| tls::own_identity(pair, WorkloadRole::Node)).transpose()?;
-        let wanted = match (&identity, domain) {
-            (Some(identity), _) => Some(WantedEdge::Exactly(identity.clone())),
-            // Managed: the Edge proves who it is, too.
-            (None, Some(own)) => Some(WantedEdge::OfDomain(own.trust_domain().clone())),
-            (None, None) => None,
-        };
-        tls::identified_node_client(ca.as_deref(), pair.as_ref(), wanted)
-    })
 }
 
 /// The Node of these settings; it writes no journal.
@@ -74,26 +42,38 @@ fn client(settings: &NodeSettings) -> Result<Renewable<Arc<rustls::ClientConfig>
 /// # Errors
 /// [`Failure`] when a setting can't be used.
 pub fn node(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<Node, Failure> {
-    built(builder(settings, observer)?)
+    node_with(settings, &NodeFiles::read(settings)?, observer)
+}
+
+/// The same with files that somebody keeps an eye on.
+///
+/// # Errors
+/// As [`node`].
+pub fn node_with(settings: &NodeSettings, files: &NodeFiles, observer: Arc<dyn NodeObserver>) -> Result<Node, Failure> {
+    built(builder(settings, files, observer)?)
 }
 
 fn built(builder: NodeBuilder) -> Result<Node, Failure> {
     builder.build().map_err(|error| Failure::fatal(error.to_string()))
 }
 
-fn builder(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<NodeBuilder, Failure> {
+fn builder(
+    settings: &NodeSettings,
+    files: &NodeFiles,
+    observer: Arc<dyn NodeObserver>,
+) -> Result<NodeBuilder, Failure> {
     let policy = ReconnectPolicy::new(settings.max_attempts, settings.interval)
         .map_err(|error| Failure::usage(error.to_string()))?;
     let upstream = match &settings.allow_upstream {
         Some(rules) => AllowUpstream::parse(rules).map_err(|error| Failure::usage(error.to_string()))?,
         None => AllowUpstream::default(),
     };
-    Ok(Node::builder(settings.token.clone(), connector(settings)?)
+    Ok(Node::builder(settings.token.clone(), connector(settings, files)?)
         .factory(Arc::new(BuiltIn::default()))
         .observer(observer)
         .reconnect(policy)
         .allow_upstream(upstream)
-        .lease_issuers(settings.lease_issuers.clone())
+        .lease_issuers(files.issuers())
         .version(env!("CARGO_PKG_VERSION")))
 }
 
@@ -118,16 +98,19 @@ fn unix_ms() -> u64 {
 pub async fn serve(settings: NodeSettings) -> Result<(), Failure> {
     let shutdown =
         Shutdown::on_signals().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
+    let hangup = Hangup::new().map_err(|error| Failure::fatal(format!("can't listen for signals: {error}")))?;
     let metrics = NodeMetrics::new();
     let teller =
         Teller { metrics: metrics.clone(), dial: settings.edge.dial.clone(), was_ready: AtomicBool::new(false) };
     let teller: Arc<dyn NodeObserver> = Arc::new(teller);
-    let mut builder = builder(&settings, Arc::clone(&teller))?;
+    let files = NodeFiles::read(&settings)?;
+    let mut builder = builder(&settings, &files, Arc::clone(&teller))?;
     if let Some(journal) = &settings.journal {
         builder = builder.journal(Arc::new(SqliteJournal::open(journal_options(journal), teller)));
     }
     let node = built(builder)?;
     let status = node.status();
+    let keeping = tokio::spawn(files.keep(node.edge_check(), hangup));
     let stop = Shutdown::default();
     if let Some(address) = settings.metrics {
         let failed = |error| Failure::fatal(format!("can't listen at {address} (metrics.listen): {error}"));
@@ -154,6 +137,7 @@ pub async fn serve(settings: NodeSettings) -> Result<(), Failure> {
         () = shutdown.now.cancelled() => None,
     };
     telling.abort();
+    keeping.abort();
     stop.force();
     match outcome {
         None => {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use iop_wire::link::grpc::{EdgeVerifier, IdentityProblem, NodeVerifier, WantedEdge, certificate_identity};
+use iop_wire::link::grpc::{EdgeVerifier, IdentityProblem, NodeTls, NodeVerifier, WantedEdge, certificate_identity};
 use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -232,7 +232,7 @@ pub fn identified_nodes_server(
 /// # Errors
 /// [`TlsError::Certificate`] and [`TlsError::NoRoots`].
 pub fn node_client(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
-    identified_node_client(ca, None, None)
+    Ok(Arc::clone(identified_node_client(ca, None, None)?.config()))
 }
 
 /// The same for a Node that shows who it is by `own`, and wants the Edge to be `wanted` beyond its DNS name (CRD-10).
@@ -243,7 +243,7 @@ pub fn identified_node_client(
     ca: Option<&Path>,
     own: Option<&Pair>,
     wanted: Option<WantedEdge>,
-) -> Result<Arc<ClientConfig>, TlsError> {
+) -> Result<NodeTls, TlsError> {
     let roots = match ca {
         Some(path) => load_roots(path)?,
         None => {
@@ -259,13 +259,14 @@ pub fn identified_node_client(
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|error| TlsError::Pair { path: PathBuf::new(), problem: error.to_string() })?;
-    let builder = match wanted {
+    let (builder, edge) = match wanted {
         Some(wanted) => {
             let verifier = EdgeVerifier::new(Arc::new(roots), wanted, provider())
                 .map_err(|error| TlsError::Certificate { path: path(), problem: error.to_string() })?;
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+            let edge = Arc::new(verifier);
+            (builder.dangerous().with_custom_certificate_verifier(Arc::<EdgeVerifier>::clone(&edge)), Some(edge))
         }
-        None => builder.with_root_certificates(roots),
+        None => (builder.with_root_certificates(roots), None),
     };
     let mut config = match own {
         Some(pair) => builder
@@ -275,7 +276,11 @@ pub fn identified_node_client(
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
     config.resumption = rustls::client::Resumption::disabled();
-    Ok(Arc::new(config))
+    let config = Arc::new(config);
+    Ok(match edge {
+        Some(edge) => NodeTls::identified(config, edge),
+        None => config.into(),
+    })
 }
 
 /// For backends with https, with what the system trusts: only to see whether one is there.

@@ -24,27 +24,17 @@ use iop_execution::failure::{BindingField as Told, CredentialReason, FailureStag
 use iop_execution::{CallCredential, ExecutionFailure, FailureCode, NodeId, ProviderContacted, RunId};
 use iop_wire::{CredentialState, CredentialUse, DispatchHead, LeaseSigner, ProviderConfig};
 
+use self::issuers::{LeaseIssuers, OwnIssuers};
 use crate::observe::{LeaseOutcome, NodeObserver};
 
-/// Whose credential leases a Node takes.
-#[derive(Debug, Clone, Default)]
-#[allow(clippy::exhaustive_enums, reason = "nobody's, or by one of two sources of trust")]
-pub enum LeaseIssuers {
-    /// Nobody's: providers that need leases can't be called.
-    #[default]
-    Nobody,
-    /// Those that the Edge names when the Node registers, over a link on which the Edge has proved who it is. On any other
-    /// link nobody's.
-    OfEdge,
-    /// Of these, whatever the Edge says.
-    Only(TrustedIssuers),
-}
+pub mod issuers;
 
 #[derive(Debug, Default)]
 struct Known {
     clock: EdgeClock,
     node: Option<NodeName>,
-    issuers: TrustedIssuers,
+    /// Whom the Edge has named.
+    issuers: Arc<TrustedIssuers>,
     slots: SlotTable,
     generation: Option<u64>,
 }
@@ -52,8 +42,8 @@ struct Known {
 /// What one connection needs to take leases. Its key is dropped with it.
 pub struct LeaseDesk {
     key: RecipientKey,
-    /// The Edge's word on issuers counts.
-    of_edge: bool,
+    /// The Edge's word on issuers does not count.
+    own: Option<OwnIssuers>,
     replay: MemoryReplayStore,
     known: Mutex<Known>,
     observer: Arc<dyn NodeObserver>,
@@ -84,27 +74,26 @@ impl LeaseDesk {
         authenticated: bool,
         observer: Arc<dyn NodeObserver>,
     ) -> Result<Option<Arc<Self>>, NoRandomness> {
-        let (of_edge, own) = match issuers {
+        let own = match issuers {
             LeaseIssuers::Nobody => return Ok(None),
-            LeaseIssuers::OfEdge => (true, TrustedIssuers::default()),
-            LeaseIssuers::Only(issuers) => (false, issuers.clone()),
+            LeaseIssuers::OfEdge => None,
+            LeaseIssuers::Only(issuers) => Some(issuers.clone()),
         };
         if !authenticated {
             let problem = "the Edge has not proved who it is on this link: no credential leases are taken";
             // Who names issuers wants leases; who takes whatever the Edge names may need none.
-            if of_edge {
+            if own.is_none() {
                 tracing::debug!(problem);
             } else {
                 tracing::warn!(problem);
             }
             return Ok(None);
         }
-        let known = Known { issuers: own, ..Known::default() };
         Ok(Some(Arc::new(Self {
             key: RecipientKey::generate()?,
-            of_edge,
+            own,
             replay: MemoryReplayStore::default(),
-            known: Mutex::new(known),
+            known: Mutex::default(),
             observer,
         })))
     }
@@ -155,20 +144,30 @@ impl LeaseDesk {
     }
 
     fn trust(&self, known: &mut Known, signers: &[LeaseSigner]) {
-        if !self.of_edge {
+        if self.own.is_some() {
             return;
         }
-        known.issuers = TrustedIssuers::new(signers.iter().copied()).unwrap_or_else(|error| {
+        known.issuers = Arc::new(TrustedIssuers::new(signers.iter().copied()).unwrap_or_else(|error| {
             tracing::error!(%error, "the Edge named an issuer that can't be trusted: no credential leases are taken");
             TrustedIssuers::default()
-        });
+        }));
     }
 
-    fn view<'a>(&self, known: &'a Known, now: Instant) -> Result<NodeView<'a>, LeaseError> {
+    /// Whose leases are taken now.
+    fn issuers(&self, known: &Known) -> Arc<TrustedIssuers> {
+        self.own.as_ref().map_or_else(|| Arc::clone(&known.issuers), OwnIssuers::get)
+    }
+
+    fn view<'a>(
+        &self,
+        known: &'a Known,
+        issuers: &'a TrustedIssuers,
+        now: Instant,
+    ) -> Result<NodeView<'a>, LeaseError> {
         Ok(NodeView {
             now_ms: known.clock.now_ms(now),
             policy: TimePolicy::default(),
-            issuers: &known.issuers,
+            issuers,
             recipient: self.key.id(),
             generation: known.generation.ok_or(LeaseError::StaleGeneration)?,
             slots: &known.slots,
@@ -179,7 +178,7 @@ impl LeaseDesk {
         let lease = SealedLease::new(head.credential_lease.expose().clone()).map_err(|_| LeaseError::Malformed)?;
         let known = self.known();
         let expected = expected(head, config, known.node.as_ref()).map_err(LeaseError::BindingMismatch)?;
-        verify(&lease, &expected, &self.view(&known, now)?)
+        verify(&lease, &expected, &self.view(&known, &self.issuers(&known), now)?)
     }
 }
 
@@ -273,7 +272,8 @@ impl PendingLease {
         let desk = &self.desk;
         let opened = {
             let known = desk.known();
-            desk.view(&known, now).and_then(|view| lease.open(&desk.key, &view, &desk.replay, place))
+            let issuers = desk.issuers(&known);
+            desk.view(&known, &issuers, now).and_then(|view| lease.open(&desk.key, &view, &desk.replay, place))
         };
         // What a lease holds was checked to be a header when it was sealed and again when it was opened.
         let credential = opened.and_then(|opened| {

@@ -30,7 +30,7 @@ mod workload;
 pub use client::GrpcConnector;
 pub use congestion::{Congestion, congestion};
 pub use server::{GrpcListener, serve_edge, serve_stream};
-pub use workload::{EdgeVerifier, IdentityProblem, NodeVerifier, WantedEdge, certificate_identity};
+pub use workload::{EdgeVerifier, IdentityProblem, NodeTls, NodeVerifier, WantedEdge, certificate_identity};
 
 /// Path of the one call of the schema's one service.
 const SESSION: &str = "/iop.wire.v1.Session/Session";

@@ -6,6 +6,7 @@ use iop_execution::testkit::{Answer, ScriptedBackend};
 use iop_tests::answer::{Outcome, read};
 use iop_tests::machine::eventually;
 use iop_tests::wire_client::Request;
+use rusqlite::{Connection, OpenFlags};
 
 use crate::{finish, fleet, hello, provider, says};
 
@@ -49,6 +50,16 @@ fn holds(folder: &Path, text: &str) -> bool {
     })
 }
 
+/// How the runs of the journal ended, as another program reads it. Nothing while there is no journal yet.
+fn statuses(folder: &Path) -> Vec<String> {
+    let journal = Connection::open_with_flags(folder.join("iop.db"), OpenFlags::SQLITE_OPEN_READ_ONLY);
+    let read = journal.and_then(|journal| {
+        let mut rows = journal.prepare("SELECT status FROM iop_runs ORDER BY id")?;
+        rows.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()
+    });
+    read.unwrap_or_default()
+}
+
 #[tokio::test]
 async fn a_node_writes_down_what_it_ran_and_a_crash_shows() {
     // NOD-7, CRD-9
@@ -56,21 +67,22 @@ async fn a_node_writes_down_what_it_ran_and_a_crash_shows() {
     let backend = ScriptedBackend::builder().model("m", hello()).model("held", held).start().await.unwrap();
     let mut fleet = fleet(provider(&backend, 4, &["m", "held"])).await;
     let folder = fleet.folder().path().to_path_buf();
-    let written = async |text: &str| {
-        eventually(&format!("`{text}` in the journal"), || async { holds(&folder, text).then_some(()) }).await;
+    let written = async |expected: &[&str]| {
+        let what = format!("{expected:?} in the journal");
+        eventually(&what, || async { (statuses(&folder) == expected).then_some(()) }).await;
     };
     let mut client = fleet.client().await;
     assert_eq!(read(&client.ask(&Request::chat("m", true)).await), Outcome::Whole { text: "Hello".to_owned() });
-    written("completed").await;
+    written(&["completed"]).await;
     client.send(&Request::chat("held", true)).await;
     let _head = client.head().await;
     client.read_until("SENTINEL-OUTPUT").await;
-    written("running").await;
+    written(&["completed", "running"]).await;
     fleet.kill_node(0).await;
-    assert!(!holds(&folder, "interrupted"));
+    assert_eq!(statuses(&folder), ["completed", "running"], "nobody was there to say how it ended");
     fleet.start_node(0);
     fleet.ready().await;
-    written("interrupted").await;
+    written(&["completed", "interrupted"]).await;
     fleet.node(0).signal("TERM");
     assert_eq!(fleet.node(0).exit_code().await, 0);
     for secret in ["SENTINEL-OUTPUT", "Hello", "messages", &fleet.api_key()] {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use iop_execution::Redacted;
+use iop_node_core::TrustedIssuers;
 use iop_node_core::journal::sqlite;
 use iop_node_core::upstream::AllowUpstream;
-use iop_node_core::{LeaseIssuers, TrustedIssuers};
 use iop_wire::{WorkloadIdentity, WorkloadRole};
 use serde::Deserialize;
 
@@ -99,7 +99,7 @@ pub static NODE_FILE: Object = Object {
             "lease_issuers",
             Kind::List(&Kind::Text),
             "whose credential leases are taken: [edge] = those that the Edge names, once it has shown its workload identity; or \
-             public keys, `ed25519:` and 64 hex digits or `file:PATH`; [] = nobody's; default [edge]",
+             public keys, `ed25519:` and 64 hex digits or `file:PATH`, which is read again when it changes; [] = nobody's; default [edge]",
         ),
         optional("metrics", Kind::Object(&METRICS_LISTENER), "metrics and health"),
         optional("journal", Kind::Object(&JOURNAL), "what is written down about runs"),
@@ -303,7 +303,7 @@ pub struct NodeSettings {
     /// What providers may be; `None` = the default.
     pub allow_upstream: Option<Vec<String>>,
     /// Whose credential leases are taken.
-    pub lease_issuers: LeaseIssuers,
+    pub lease_issuers: IssuerSource,
     /// Metrics and health; `None` = off.
     pub metrics: Option<SocketAddr>,
     /// The run journal; `None` = off.
@@ -433,29 +433,59 @@ fn lease_issuers(
     base: &Path,
     at: &dyn Fn(&str) -> Position,
     problems: &mut Problems,
-) -> LeaseIssuers {
-    let Some(names) = names else { return LeaseIssuers::OfEdge };
+) -> IssuerSource {
+    let Some(names) = names else { return IssuerSource::Edge };
     match names {
-        [] => return LeaseIssuers::Nobody,
-        [only] if only == "edge" => return LeaseIssuers::OfEdge,
+        [] => return IssuerSource::Nobody,
+        [only] if only == "edge" => return IssuerSource::Edge,
         _ => {}
     }
-    let mut keys = Vec::new();
+    let named = NamedIssuers { names: names.to_vec(), base: base.to_path_buf() };
     for (index, name) in names.iter().enumerate() {
-        match super::edge::credentials::resolve_public_key(base, name) {
-            Ok(key) => keys.push(key),
-            Err(message) => {
-                let suggestion = "lease_issuers: [edge], or [\"ed25519:…\"]".to_owned();
-                problems.error(at(&format!("lease_issuers/{index}")), message, Some(suggestion));
-            }
+        if let Err(message) = super::edge::credentials::resolve_public_key(base, name) {
+            let suggestion = "lease_issuers: [edge], or [\"ed25519:…\"]".to_owned();
+            problems.error(at(&format!("lease_issuers/{index}")), message, Some(suggestion));
+            return IssuerSource::Nobody;
         }
     }
-    match TrustedIssuers::new(keys) {
-        Ok(issuers) => LeaseIssuers::Only(issuers),
-        Err(error) => {
-            problems.error(at("lease_issuers"), error.to_string(), None);
-            LeaseIssuers::Nobody
-        }
+    if let Err(message) = named.read() {
+        problems.error(at("lease_issuers"), message, None);
+    }
+    IssuerSource::Named(named)
+}
+
+/// Where a Node has it from whose credential leases it takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IssuerSource {
+    /// It takes nobody's.
+    Nobody,
+    /// The Edge names them.
+    Edge,
+    /// Its own config names them.
+    Named(NamedIssuers),
+}
+
+/// Public keys in a config, some of them perhaps in files that may change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedIssuers {
+    names: Vec<String>,
+    base: PathBuf,
+}
+
+impl NamedIssuers {
+    /// The files.
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.names.iter().filter_map(|name| Some(resolve_path(&self.base, name.strip_prefix("file:")?))).collect()
+    }
+
+    /// The keys, as they are now.
+    ///
+    /// # Errors
+    /// A text for people, without anything of a file.
+    pub fn read(&self) -> Result<TrustedIssuers, String> {
+        let keys = self.names.iter().map(|name| super::edge::credentials::resolve_public_key(&self.base, name));
+        TrustedIssuers::new(keys.collect::<Result<Vec<_>, _>>()?).map_err(|error| error.to_string())
     }
 }
 

@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::{Report, backend, certificate};
 use crate::config::time::Timestamp;
 use crate::config::{NodeOptions, NodeSettings};
+use crate::node_files::NodeFiles;
 use crate::{serve_node, tls};
 
 /// For each step.
@@ -114,7 +115,7 @@ async fn reach(settings: &NodeSettings, report: &mut Report) -> Option<SocketAdd
 
 /// TLS, by the very connector that `iop-node serve` uses.
 async fn connect(settings: &NodeSettings, address: SocketAddr, report: &mut Report) -> Option<NodeLink> {
-    let connector = match serve_node::connector(settings) {
+    let connector = match NodeFiles::read(settings).and_then(|files| serve_node::connector(settings, &files)) {
         Ok(connector) => connector,
         Err(failure) => {
             report.fail("tls", failure.message, failure.hint.unwrap_or_default());
@@ -149,7 +150,7 @@ async fn connect(settings: &NodeSettings, address: SocketAddr, report: &mut Repo
     }
     match &proven {
         Some(proven) => report.ok("identity", format!("the Edge is {}", proven.identity())),
-        None => report.skip("identity", "the Edge's certificate names none; managed credentials need one"),
+        None => report.skip("identity", "nothing says which Edge this must be (`identity`, or a certificate of its own); managed credentials need that"),
     }
     if let Some(own) = &settings.own {
         let chain = tls::load_certificates(&own.cert).unwrap_or_default();

@@ -289,7 +289,7 @@ fn nothing_is_taken_before_the_edge_has_said_who_when_and_which() {
     // CRD-5, CRD-7
     let counts: Arc<dyn NodeObserver> = Arc::new(Counts::default());
     let issuer = IssuerKey::generate().unwrap();
-    let own = LeaseIssuers::Only(TrustedIssuers::new([issuer.public_bytes()]).unwrap());
+    let own = LeaseIssuers::Only(TrustedIssuers::new([issuer.public_bytes()]).unwrap().into());
     let desk = LeaseDesk::open(&own, true, counts).unwrap().unwrap();
     let pair = Pair { desk, counts: Arc::default(), issuer, start: Instant::now() };
     let head = head(pair.issue(Wish::default()));
@@ -312,9 +312,9 @@ fn who_has_not_proved_itself_gets_no_key_to_seal_to() {
     for (issuers, authenticated, takes) in [
         (LeaseIssuers::Nobody, true, false),
         (LeaseIssuers::OfEdge, false, false),
-        (LeaseIssuers::Only(TrustedIssuers::default()), false, false),
+        (LeaseIssuers::Only(OwnIssuers::default()), false, false),
         (LeaseIssuers::OfEdge, true, true),
-        (LeaseIssuers::Only(TrustedIssuers::default()), true, true),
+        (LeaseIssuers::Only(OwnIssuers::default()), true, true),
     ] {
         let desk = LeaseDesk::open(&issuers, authenticated, Arc::clone(&observer)).unwrap();
         assert_eq!(desk.is_some(), takes, "{issuers:?} {authenticated}");

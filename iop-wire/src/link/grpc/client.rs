@@ -10,7 +10,7 @@ use http::Uri;
 use http::uri::PathAndQuery;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls_pki_types::ServerName;
+use rustls_pki_types::{ServerName, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::EnvelopeCodec;
 use super::{
-    ALPN, Congestion, Decoded, Guard, SESSION, Shared, Written, link_error, poll_received, prepare, reason, workload,
+    ALPN, Congestion, Decoded, Guard, NodeTls, SESSION, Shared, Written, link_error, poll_received, prepare, reason,
 };
 use crate::limits::{
     CLOSE_LINGER, DIAL_TIMEOUT, H2_CONNECTION_WINDOW, H2_SEND_BUFFER, H2_STREAM_WINDOW, MAX_CONFIG_ENVELOPE,
@@ -42,12 +42,12 @@ pub struct GrpcConnector {
     congestion: Congestion,
 }
 
-/// What gives the TLS configuration of the next dial.
-type ConfigOf = Arc<dyn Fn() -> Arc<rustls::ClientConfig> + Send + Sync>;
+/// What gives the TLS of the next dial.
+type TlsOf = Arc<dyn Fn() -> NodeTls + Send + Sync>;
 
 #[derive(Clone)]
 struct Tls {
-    config: ConfigOf,
+    next: TlsOf,
     name: ServerName<'static>,
 }
 
@@ -73,29 +73,30 @@ impl GrpcConnector {
     }
 
     /// Dials `address` (`host:port`) with TLS; the Edge's certificate must be valid for `server_name`, or for the host of
-    /// the address without one. The configuration's ALPN list is set to HTTP/2.
+    /// the address without one. The configuration's ALPN list is set to HTTP/2. A link has an identity of the Edge only with
+    /// [`NodeTls::identified`].
     ///
     /// # Errors
     /// [`ConnectError::Fatal`] when the address has no host or port, or the name is no DNS name or IP address.
     pub fn tls(
         address: impl Into<String>,
-        config: Arc<rustls::ClientConfig>,
+        tls: impl Into<NodeTls>,
         server_name: Option<&str>,
     ) -> Result<Self, ConnectError> {
+        let NodeTls { config, edge } = tls.into();
         let mut config = Arc::unwrap_or_clone(config);
         config.alpn_protocols = vec![ALPN.to_vec()];
-        let config = Arc::new(config);
-        Self::tls_from(address, move || Arc::clone(&config), server_name)
+        let tls = NodeTls { config: Arc::new(config), edge };
+        Self::tls_from(address, move || tls.clone(), server_name)
     }
 
-    /// The same with a configuration that is asked for before every dial, so that certificates can be renewed. Its ALPN list
-    /// must be `h2`, and TLS 1.3 without tickets is advised.
+    /// The same with TLS that is asked for before every dial, so that certificates can be renewed. Its ALPN list must be `h2`, and TLS 1.3 without tickets is advised.
     ///
     /// # Errors
     /// As [`tls`](Self::tls).
     pub fn tls_from(
         address: impl Into<String>,
-        config: impl Fn() -> Arc<rustls::ClientConfig> + Send + Sync + 'static,
+        next: impl Fn() -> NodeTls + Send + Sync + 'static,
         server_name: Option<&str>,
     ) -> Result<Self, ConnectError> {
         let address = address.into();
@@ -104,7 +105,7 @@ impl GrpcConnector {
         let name = server_name.unwrap_or_else(|| host.trim_start_matches('[').trim_end_matches(']'));
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ConnectError::Fatal(format!("{name:?} is no name that a certificate can be for")))?;
-        let tls = Some(Tls { config: Arc::new(config), name });
+        let tls = Some(Tls { next: Arc::new(next), name });
         Ok(Self { address, authority, tls, congestion: Congestion::System })
     }
 
@@ -131,15 +132,19 @@ impl GrpcConnector {
         let socket = TcpStream::connect(&self.address).await.map_err(|error| reason::of(&error))?;
         prepare(&socket, self.congestion).map_err(|error| reason::of(&error))?;
         let mut peer = PeerIdentity::new(socket.peer_addr().ok(), None);
-        let Some(Tls { config, name }) = &self.tls else {
+        let Some(Tls { next, name }) = &self.tls else {
             return self.open(socket, peer).await;
         };
-        let connector = TlsConnector::from(config());
+        let NodeTls { config, edge } = next();
+        let connector = TlsConnector::from(config);
         let stream = connector.connect(name.clone(), socket).await.map_err(|error| reason::of(&error))?;
         if stream.get_ref().1.alpn_protocol() != Some(ALPN) {
             return Err(HandshakeFailure::NotHttp2.into());
         }
-        peer.identity = workload::verified(stream.get_ref().1.peer_certificates());
+        if let Some(edge) = edge {
+            let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            peer.identity = Some(edge.prove(chain, name, UnixTime::now())?);
+        }
         self.open(stream, peer).await
     }
 

@@ -265,7 +265,7 @@ impl Handler {
             .await
             .map_err(|_| Broken::Early(HandshakeFailure::TimedOut.into()))?
             .map_err(early)?;
-        peer.identity = workload::verified(stream.get_ref().1.peer_certificates());
+        peer.identity = workload::verified_node(stream.get_ref().1.peer_certificates());
         self.http2(stream, peer, place).await
     }
 

@@ -13,7 +13,8 @@ use rustls::crypto::CryptoProvider;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore,
+    SignatureScheme,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use x509_parser::extensions::{GeneralName, ParsedExtension};
@@ -117,10 +118,10 @@ fn refused(problem: IdentityProblem) -> Error {
     Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(problem))))
 }
 
-/// What a peer proved by the certificates that TLS has verified.
-pub(super) fn verified(chain: Option<&[CertificateDer<'_>]>) -> Option<VerifiedIdentity> {
+/// What a Node proved by the certificates that TLS has verified.
+pub(super) fn verified_node(chain: Option<&[CertificateDer<'_>]>) -> Option<VerifiedIdentity> {
     let chain = chain?;
-    let identity = certificate_identity(chain.first()?).ok()?;
+    let identity = certificate_identity(chain.first()?).ok().filter(|shown| shown.role() == WorkloadRole::Node)?;
     Some(VerifiedIdentity::vouched(identity, chain.iter().map(|certificate| certificate.to_vec())))
 }
 
@@ -244,14 +245,77 @@ impl EdgeVerifier {
         Ok(Self { inner, wanted })
     }
 
-    fn check(&self, leaf: &[u8]) -> Result<(), IdentityProblem> {
+    /// Looks at an Edge's certificates again, with the roots of this verifier. `name` is the one that was dialled.
+    ///
+    /// # Errors
+    /// Why they would be refused now.
+    pub fn check_again(
+        &self,
+        peer: &VerifiedIdentity,
+        name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<(), HandshakeError> {
+        let chain: Vec<_> = peer.chain().iter().map(|der| CertificateDer::from(der.as_slice())).collect();
+        self.prove(&chain, name, now).map(|_| ())
+    }
+
+    /// What an Edge proves by these certificates.
+    pub(super) fn prove(
+        &self,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<VerifiedIdentity, HandshakeError> {
+        let Some((leaf, rest)) = chain.split_first() else { return Err(HandshakeFailure::PeerNoCertificate.into()) };
+        self.inner.verify_server_cert(leaf, rest, name, &[], now).map_err(|error| reason::of(&error))?;
+        let identity = self.check(leaf).map_err(|problem| reason::of(&refused(problem)))?;
+        Ok(VerifiedIdentity::vouched(identity, chain.iter().map(|certificate| certificate.to_vec())))
+    }
+
+    fn check(&self, leaf: &[u8]) -> Result<WorkloadIdentity, IdentityProblem> {
         match &self.wanted {
-            WantedEdge::OfDomain(domain) => of_role(leaf, domain, WorkloadRole::Edge).map(|_| ()),
+            WantedEdge::OfDomain(domain) => of_role(leaf, domain, WorkloadRole::Edge),
             WantedEdge::Exactly(wanted) => match of_role(leaf, wanted.trust_domain(), WorkloadRole::Edge)? {
-                shown if shown == *wanted => Ok(()),
+                shown if shown == *wanted => Ok(shown),
                 _ => Err(IdentityProblem::Unexpected),
             },
         }
+    }
+}
+
+/// TLS of a Node's dial, and whether the Edge proves who it is by it. Made of a configuration alone, it proves nothing: a link
+/// has an identity only because an [`EdgeVerifier`] has said so, however the configuration checks certificates.
+#[derive(Debug, Clone)]
+pub struct NodeTls {
+    pub(super) config: Arc<ClientConfig>,
+    pub(super) edge: Option<Arc<EdgeVerifier>>,
+}
+
+impl NodeTls {
+    /// The Edge must have the identity that `edge` wants. `config` verifies certificates by it or by other means; they must be
+    /// good for both.
+    #[must_use]
+    pub const fn identified(config: Arc<ClientConfig>, edge: Arc<EdgeVerifier>) -> Self {
+        Self { config, edge: Some(edge) }
+    }
+
+    /// What the Edge is known by, if it has to prove that.
+    #[must_use]
+    pub const fn edge(&self) -> Option<&Arc<EdgeVerifier>> {
+        self.edge.as_ref()
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub const fn config(&self) -> &Arc<ClientConfig> {
+        &self.config
+    }
+}
+
+/// The Edge's DNS name and chain are checked as the configuration says, and it has no identity.
+impl From<Arc<ClientConfig>> for NodeTls {
+    fn from(config: Arc<ClientConfig>) -> Self {
+        Self { config, edge: None }
     }
 }
 

@@ -12,6 +12,7 @@ use rcgen::{
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::node_files::NodeFiles;
 use crate::testhttp::{get, send};
 
 struct Ca(CertifiedIssuer<'static, KeyPair>);
@@ -348,4 +349,44 @@ async fn certificates_and_their_ca_are_rotated_under_load_without_a_failed_reque
     for node in running.into_iter().flatten() {
         node.end().await;
     }
+}
+
+#[tokio::test]
+async fn an_edge_whose_ca_the_node_does_not_trust_any_more_is_left_and_found_again() {
+    // CRD-10: the Node looks at its live session, too
+    let edge = Managed::start().await;
+    let roots = edge.dir.write("node-ca.pem", &edge.ca.pem());
+    let mut options = NodeOptions { reconnect_max_attempts: Some(0), ..edge.options("n1", Some("n1")) };
+    options.dial.ca = Some(roots.clone());
+    let (settings, problems) = options.load();
+    let settings = settings.unwrap_or_else(|| panic!("{problems}"));
+    let files = NodeFiles::read(&settings).unwrap();
+    let (node, stop) =
+        (serve_node::node_with(&settings, &files, Arc::new(NoObserver)).unwrap(), CancellationToken::new());
+    let (check, mut status) = (node.edge_check(), node.status());
+    let running = Running { status: status.clone(), task: tokio::spawn(node.serve(stop.clone())), stop };
+    assert!(timeout(Duration::from_secs(20), status.wait_ready()).await.unwrap());
+
+    // What is no certificate changes nothing, and neither does another look at a good one.
+    std::fs::write(&roots, "no certificate").unwrap();
+    files.look(&check, true);
+    assert_eq!(send(edge.openai, chat("m", false)).await.status(), StatusCode::OK);
+    assert_eq!((status.get(), edge.connections()), (NodeStatus::Ready, 1));
+
+    std::fs::write(&roots, Ca::new("other").pem()).unwrap();
+    files.look(&check, false);
+    timeout(Duration::from_secs(20), async {
+        while edge.connections() > 0 || status.get() == NodeStatus::Ready {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .unwrap();
+    let closed = format!("iop_node_connections_closed_total{{kind=\"{}\"}} 1", CloseCode::IdentityRevoked);
+    assert!(edge.metric(&closed).await);
+
+    std::fs::write(&roots, edge.ca.pem()).unwrap();
+    assert!(timeout(Duration::from_secs(30), status.wait_ready()).await.unwrap());
+    assert_eq!(send(edge.openai, chat("m", false)).await.status(), StatusCode::OK);
+    running.end().await;
 }

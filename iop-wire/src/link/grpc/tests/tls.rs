@@ -89,6 +89,11 @@ fn client(ca: &Ca, certificate: Option<(Vec<CertificateDer<'static>>, PrivateKey
     })
 }
 
+fn edge_verifier(ca: &Ca, domain: TrustDomain) -> Arc<EdgeVerifier> {
+    let wanted = WantedEdge::OfDomain(domain);
+    Arc::new(EdgeVerifier::new(Arc::new(ca.roots()), wanted, provider()).unwrap())
+}
+
 pub(super) fn connector(server: &Server, ca: &Ca, name: &str) -> GrpcConnector {
     GrpcConnector::tls(server.address.to_string(), client(ca, None), Some(name)).unwrap()
 }
@@ -300,11 +305,29 @@ async fn the_identity_of_a_verified_certificate_is_the_peer_s_and_who_shows_none
     let ca = Ca::new();
     let edge = ca.issue(&["edge.test"], |params| params.subject_alt_names.push(uri(EDGE)));
     let mut server = Server::start(|listener| listener.with_tls(server_with(edge, Some(&ca)))).await;
+    let name = rustls_pki_types::ServerName::try_from("edge.test").unwrap();
+    let (now, far) = (rustls_pki_types::UnixTime::now(), std::time::Duration::from_secs(1 << 40));
+    let later = rustls_pki_types::UnixTime::since_unix_epoch(far);
     for (config, expected) in [(node_certificate(&ca, &[NODE], |_| {}), Some(NODE)), (client(&ca, None), None)] {
-        let connector = GrpcConnector::tls(server.address.to_string(), config, Some("edge.test")).unwrap();
+        // A configuration alone proves nothing, whatever stands in the certificate.
+        let unasked = GrpcConnector::tls(server.address.to_string(), Arc::clone(&config), Some("edge.test")).unwrap();
+        assert_eq!(unasked.connect().await.unwrap().peer().identity, None);
+        let tls = NodeTls::identified(config, edge_verifier(&ca, domain()));
+        let connector = GrpcConnector::tls(server.address.to_string(), tls, Some("edge.test")).unwrap();
         let outbox = OutboxHandle::<ToEdge>::new();
         let link = connector.connect().await.unwrap();
-        assert_eq!(link.peer().identity.unwrap().identity().to_string(), EDGE);
+        let edge = link.peer().identity.unwrap();
+        assert_eq!(edge.identity().to_string(), EDGE);
+        // CRD-10: what proved it can be looked at again, with other roots, at another time.
+        for (verifier, now, failure) in [
+            (edge_verifier(&ca, domain()), now, None),
+            (edge_verifier(&Ca::named("other"), domain()), now, Some(HandshakeFailure::PeerUnknownCa)),
+            (edge_verifier(&ca, domain()), later, Some(HandshakeFailure::PeerExpired)),
+            (edge_verifier(&ca, TrustDomain::default()), now, Some(HandshakeFailure::PeerIdentityForeign)),
+        ] {
+            let checked = verifier.check_again(&edge, &name, now);
+            assert_eq!(checked.err().map(|error| error.failure), failure);
+        }
         let mut at_node = link.start(outbox.outgoing());
         let edge = tokio::select! {
             edge = server.links.recv() => edge.unwrap(),
@@ -313,13 +336,10 @@ async fn the_identity_of_a_verified_certificate_is_the_peer_s_and_who_shows_none
         let shown = edge.peer().identity;
         assert_eq!(shown.as_ref().map(|shown| shown.identity().to_string()).as_deref(), expected);
         if let Some(shown) = shown {
-            // CRD-10: what proved it can be looked at again, with other roots.
-            let now = rustls_pki_types::UnixTime::now();
             let same = NodeVerifier::new(Arc::new(ca.roots()), domain(), provider()).unwrap();
             assert_eq!(same.check_again(&shown, now), Ok(()));
             let other = NodeVerifier::new(Arc::new(Ca::named("other").roots()), domain(), provider()).unwrap();
             assert_eq!(other.check_again(&shown, now).unwrap_err().failure, HandshakeFailure::PeerUnknownCa);
-            let later = rustls_pki_types::UnixTime::since_unix_epoch(std::time::Duration::from_secs(1 << 40));
             assert_eq!(same.check_again(&shown, later).unwrap_err().failure, HandshakeFailure::PeerExpired);
             let elsewhere = NodeVerifier::new(Arc::new(ca.roots()), TrustDomain::default(), provider()).unwrap();
             assert_eq!(elsewhere.check_again(&shown, now).unwrap_err().failure, HandshakeFailure::PeerIdentityForeign);
@@ -349,13 +369,24 @@ async fn a_node_takes_the_edge_it_was_told_to_take_and_no_other() {
     ] {
         let edge =
             ca.issue(&["edge.test"], |params| params.subject_alt_names.extend(uris.iter().map(|text| uri(text))));
-        let (server, mut told) = telling(server_with(edge, None)).await;
-        let verifier = EdgeVerifier::new(Arc::new(ca.roots()), wanted, provider()).unwrap();
+        let tls = server_with(edge, None);
+        let verifier = Arc::new(EdgeVerifier::new(Arc::new(ca.roots()), wanted, provider()).unwrap());
+        // What the connector checks by itself, after the handshake.
+        let server = Server::start(|listener| listener.with_tls(Arc::clone(&tls))).await;
+        let late = NodeTls::identified(client(&ca, None), Arc::clone(&verifier));
+        let late = GrpcConnector::tls(server.address.to_string(), late, Some("edge.test")).unwrap();
+        match expected {
+            None => drop(soon(late.connect()).await.unwrap()),
+            Some(failure) => assert_eq!(refusal(&late).await, failure, "{uris:?}"),
+        }
+        server.stop().await;
+        // And what is checked in the handshake, where both ends are told.
+        let (server, mut told) = telling(tls).await;
         let config = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .unwrap()
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_custom_certificate_verifier(verifier)
             .with_no_client_auth();
         let connector =
             |name| GrpcConnector::tls(server.address.to_string(), Arc::new(config.clone()), Some(name)).unwrap();

@@ -1,0 +1,178 @@
+//! Decides which files a Node reads again while it serves, and what changes by that: how it dials, whether the Edge at the
+//! other end of a live connection is still good (CRD-10), and whose credential leases it takes (CRD-8).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use iop_node_core::{EdgeCheck, LeaseIssuers, OwnIssuers, TrustedIssuers};
+use iop_wire::link::grpc::{NodeTls, WantedEdge};
+use iop_wire::{VerifiedIdentity, WorkloadRole};
+use rustls_pki_types::{ServerName, UnixTime};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::config::NodeSettings;
+use crate::config::node::IssuerSource;
+use crate::exit::Failure;
+use crate::renew::{LOOK_EVERY, Look, Renewable};
+use crate::shutdown::Hangup;
+use crate::tls::{self, TlsError};
+
+/// How often the Edge's certificate is looked at by the clock alone.
+const RECHECK_EVERY: Duration = Duration::from_secs(60);
+
+/// What a Node has from files that may change. Clones are one.
+#[derive(Debug, Clone)]
+pub struct NodeFiles {
+    /// None: no TLS is spoken.
+    tls: Option<Dial>,
+    issuers: Issuers,
+}
+
+#[derive(Debug, Clone)]
+struct Dial {
+    tls: Renewable<NodeTls>,
+    name: ServerName<'static>,
+}
+
+#[derive(Debug, Clone)]
+enum Issuers {
+    Fixed(LeaseIssuers),
+    Read { from: Renewable<TrustedIssuers>, own: OwnIssuers },
+}
+
+impl NodeFiles {
+    /// Reads what the settings name.
+    ///
+    /// # Errors
+    /// [`Failure`] with what can't be used.
+    pub fn read(settings: &NodeSettings) -> Result<Self, Failure> {
+        let tls = settings.edge.tls.then(|| dial(settings)).transpose()?;
+        let issuers = match &settings.lease_issuers {
+            IssuerSource::Nobody => Issuers::Fixed(LeaseIssuers::Nobody),
+            IssuerSource::Edge => Issuers::Fixed(LeaseIssuers::OfEdge),
+            IssuerSource::Named(named) => {
+                let again = named.clone();
+                let from = Renewable::new(named.files(), move || again.read()).map_err(Failure::usage)?;
+                let own = OwnIssuers::from(TrustedIssuers::clone(&from.get()));
+                Issuers::Read { from, own }
+            }
+        };
+        Ok(Self { tls, issuers })
+    }
+
+    /// TLS of the next dial: files are looked at before. `None` = no TLS is spoken.
+    #[must_use]
+    pub fn tls(&self) -> Option<impl Fn() -> NodeTls + Send + Sync + 'static> {
+        let Dial { tls, .. } = self.tls.clone()?;
+        Some(move || {
+            // Between two connections: nobody else waits for this task.
+            tell("certificates", tls.files(), &tls.look());
+            NodeTls::clone(&tls.get())
+        })
+    }
+
+    /// Whose credential leases are taken.
+    #[must_use]
+    pub fn issuers(&self) -> LeaseIssuers {
+        match &self.issuers {
+            Issuers::Fixed(issuers) => issuers.clone(),
+            Issuers::Read { own, .. } => LeaseIssuers::Only(own.clone()),
+        }
+    }
+
+    /// Looks whether files have changed, and takes what they hold now. The Edge of a live connection has to be good by it; when
+    /// nothing has changed, only if `recheck` says so. Reads files: not for a task that others wait for.
+    pub fn look(&self, check: &EdgeCheck, recheck: bool) {
+        if let Issuers::Read { from, own } = &self.issuers {
+            let look = from.look();
+            tell("lease issuers", from.files(), &look);
+            if look == Look::Renewed {
+                own.replace(TrustedIssuers::clone(&from.get()));
+            }
+        }
+        let Some(Dial { tls, name }) = self.tls.clone() else { return };
+        let look = tls.look();
+        tell("certificates", tls.files(), &look);
+        if recheck || look == Look::Renewed {
+            // Later connections are asked about too: by what is in force then.
+            check.recheck(move |shown| is_good(&tls.get(), &name, shown));
+        }
+    }
+
+    /// Looks again and again, and at once on SIGHUP.
+    ///
+    /// # Cancel safety
+    /// May be dropped at any time.
+    pub async fn keep(self, check: EdgeCheck, mut hangup: Hangup) {
+        let mut ticks = interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let every = u32::try_from(RECHECK_EVERY.as_millis() / LOOK_EVERY.as_millis()).unwrap_or(1);
+        let mut tick = 0_u32;
+        loop {
+            let asked = tokio::select! {
+                _ = ticks.tick() => false,
+                () = hangup.next() => true,
+            };
+            if asked {
+                tracing::info!("SIGHUP: certificates and lease issuers are read again; other settings need a restart");
+            } else {
+                tick = tick.wrapping_add(1);
+            }
+            let (this, check) = (self.clone(), check.clone());
+            let recheck = asked || tick.is_multiple_of(every);
+            let _done = tokio::task::spawn_blocking(move || this.look(&check, recheck)).await;
+        }
+    }
+}
+
+fn is_good(tls: &NodeTls, name: &ServerName<'_>, shown: &VerifiedIdentity) -> bool {
+    // Nothing has to be proved any more.
+    let Some(edge) = tls.edge() else { return true };
+    match edge.check_again(shown, name, UnixTime::now()) {
+        Ok(()) => true,
+        Err(error) => {
+            let (identity, reason) = (shown.identity(), error.failure);
+            tracing::warn!(%identity, %reason, "the Edge's certificate is no longer good: {error}");
+            false
+        }
+    }
+}
+
+/// TLS as these settings ask for it, made again when a file changes.
+fn dial(settings: &NodeSettings) -> Result<Dial, Failure> {
+    let unusable = |error: TlsError| Failure::usage(error.to_string());
+    let (ca, own, identity) = (settings.ca.clone(), settings.own.clone(), settings.edge.identity.clone());
+    let own_files = own.iter().flat_map(|pair| [pair.cert.clone(), pair.key.clone()]);
+    let files = ca.iter().cloned().chain(own_files).collect();
+    let tls = Renewable::new(files, move || {
+        let pair = own.as_ref().map(|pair| tls::load_pair(&pair.cert, &pair.key)).transpose()?;
+        let domain = pair.as_ref().map(|pair| tls::own_identity(pair, WorkloadRole::Node)).transpose()?;
+        let wanted = match (&identity, domain) {
+            (Some(identity), _) => Some(WantedEdge::Exactly(identity.clone())),
+            // Managed: the Edge proves who it is, too.
+            (None, Some(own)) => Some(WantedEdge::OfDomain(own.trust_domain().clone())),
+            (None, None) => None,
+        };
+        tls::identified_node_client(ca.as_deref(), pair.as_ref(), wanted)
+    });
+    let name = ServerName::try_from(settings.edge.tls_name.clone()).map_err(|_| {
+        Failure::usage(format!("{:?} is no name that a certificate can be for", settings.edge.tls_name))
+    })?;
+    Ok(Dial { tls: tls.map_err(unusable)?, name })
+}
+
+fn tell(what: &'static str, files: &[PathBuf], look: &Look) {
+    match look {
+        Look::Same | Look::Bad { again: true, .. } => {}
+        Look::Renewed => {
+            let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
+            tracing::info!(what, files = files.join(", "), "renewed");
+        }
+        Look::Bad { problem, again: false } => {
+            tracing::error!(what, %problem, "what changed can't be used: the old stays in force");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+//! Decides how a live connection learns that the Edge at its other end must prove itself again: certificates or roots have
+//! changed, or time has passed (CRD-10).
+
+use std::fmt;
+use std::sync::Arc;
+
+use iop_wire::VerifiedIdentity;
+use tokio::sync::watch;
+
+type Good = Arc<dyn Fn(&VerifiedIdentity) -> bool + Send + Sync>;
+
+/// Looks at the Edge again. Cheap to clone; works before, while and after the Node serves.
+#[derive(Clone)]
+pub struct EdgeCheck(Arc<watch::Sender<Option<Good>>>);
+
+impl fmt::Debug for EdgeCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EdgeCheck").finish_non_exhaustive()
+    }
+}
+
+impl Default for EdgeCheck {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(None)))
+    }
+}
+
+impl EdgeCheck {
+    /// `good` gets the identity of the Edge with the certificates that proved it, once for each live connection and once for
+    /// each that begins later, until the next call. An Edge that is no longer good gets no new work done: what runs may finish
+    /// within the drain grace, then the connection ends as `identity_revoked` and the Node dials again. A link on which the Edge
+    /// has proved nothing is not asked about.
+    ///
+    /// `good` is called on the connection's task: it may check signatures, not wait.
+    pub fn recheck(&self, good: impl Fn(&VerifiedIdentity) -> bool + Send + Sync + 'static) {
+        self.0.send_replace(Some(Arc::new(good)));
+    }
+
+    /// For a connection that begins, with what its Edge has proved.
+    pub(crate) fn watch(&self, edge: Option<VerifiedIdentity>) -> Watch {
+        let mut asked = self.0.subscribe();
+        // What was asked before counts too: TLS may have begun with what was in force then.
+        asked.mark_changed();
+        Watch { asked, edge }
+    }
+}
+
+/// What one connection watches.
+pub(crate) struct Watch {
+    asked: watch::Receiver<Option<Good>>,
+    edge: Option<VerifiedIdentity>,
+}
+
+impl Watch {
+    /// The Edge has proved who it is.
+    pub(crate) const fn is_authenticated(&self) -> bool {
+        self.edge.is_some()
+    }
+
+    /// The Edge is good by what was asked last.
+    pub(crate) fn is_good(&self) -> bool {
+        let good = self.asked.borrow().clone();
+        match (good, &self.edge) {
+            (Some(good), Some(edge)) => good(edge),
+            (None, _) | (_, None) => true,
+        }
+    }
+
+    /// Something was asked that was not answered yet.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(crate) async fn asked(&mut self) {
+        if self.asked.changed().await.is_err() {
+            // The Node is gone, and with it whoever could ask.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use iop_wire::WorkloadIdentity;
+
+    use super::*;
+
+    fn asked(watch: &mut Watch) -> bool {
+        std::pin::pin!(watch.asked()).now_or_never().is_some()
+    }
+
+    #[test]
+    fn each_question_is_asked_once_of_each_connection_whenever_it_began() {
+        // CRD-10
+        let edge = VerifiedIdentity::vouched(WorkloadIdentity::parse("spiffe://test/iop/edge/e1").unwrap(), []);
+        let check = EdgeCheck::default();
+        let mut before = check.watch(Some(edge.clone()));
+        assert!(asked(&mut before) && before.is_good());
+        assert!(!asked(&mut before));
+        check.recheck(|edge| edge.identity().to_string() != "spiffe://test/iop/edge/e1");
+        let (mut after, mut nobody) = (check.watch(Some(edge)), check.watch(None));
+        for (watch, good) in [(&mut before, false), (&mut after, false), (&mut nobody, true)] {
+            assert!(asked(watch));
+            assert_eq!(watch.is_good(), good);
+            assert!(!asked(watch));
+        }
+        check.recheck(|_| true);
+        assert!(asked(&mut before) && before.is_good());
+        drop(check);
+        assert!(!asked(&mut before), "nobody can ask any more");
+    }
+}
