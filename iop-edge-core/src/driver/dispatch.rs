@@ -220,6 +220,8 @@ fn open(
                 // It needed none when it was granted, and what runs keeps the config it began with (CFG-2). Should its Node
                 // want one by now, that refuses it.
                 Err(NoOrder::Gone) if !grant.needs_lease => Ok(()),
+                // The Node wants one already: another attempt gets it.
+                Ok(false) if !grant.needs_lease => Err(Unsent::Ended(PreSendEnd::Disconnected)),
                 Ok(false) => Err(Unsent::Refused("its credentials change faster than leases are made")),
                 Err(none) => Err(none.into()),
             };
