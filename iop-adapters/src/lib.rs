@@ -32,6 +32,8 @@ mod echo;
 #[doc(hidden)]
 pub mod fuzz;
 #[cfg(feature = "openai_compat")]
+mod heard;
+#[cfg(feature = "openai_compat")]
 pub mod http;
 #[cfg(feature = "openai_compat")]
 mod json;
@@ -44,6 +46,8 @@ pub mod openai_compat;
 #[cfg(feature = "openai_compat")]
 pub mod rules;
 #[cfg(feature = "openai_compat")]
+mod setup;
+#[cfg(feature = "openai_compat")]
 mod tracker;
 
 #[cfg(feature = "demo")]
@@ -52,6 +56,8 @@ pub use demo::{Demo, DemoPace};
 pub use ollama::{Ollama, OllamaConfig};
 #[cfg(feature = "openai_compat")]
 pub use openai_compat::{OpenAiCompat, OpenAiCompatConfig, Server};
+#[cfg(feature = "openai_compat")]
+pub use setup::SetupError;
 
 /// The code of the guide is compiled and run with the doc tests.
 #[cfg(all(doctest, feature = "openai_compat"))]

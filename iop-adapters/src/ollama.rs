@@ -16,16 +16,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::Method;
-use iop_execution::failure::FailureCode;
 use iop_execution::{
     Capabilities, CommandOutput, Completion, EventSink, HeadSink, Health, Provider, ProviderCommand, ProviderError,
     Refreshed, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 
 pub use self::discovery::{MAX_TARGETS, Models};
-use crate::auth::{AuthError, AuthReference, Bearer};
+use crate::auth::{AuthReference, Bearer};
 use crate::call::{self, Answer, NoAnswer, unless_cancelled};
-use crate::http::{HttpClient, HttpClientError, InvalidOrigin, Origin, Upstream};
+use crate::heard::{Heard, LastHeard};
+use crate::http::{HttpClient, Origin, Upstream};
+use crate::setup::SetupError;
 
 /// How to reach one Ollama server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,21 +55,6 @@ impl OllamaConfig {
     }
 }
 
-/// The adapter can't be set up as configured.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OllamaError {
-    /// The key.
-    #[error("the provider's key can't be used")]
-    Auth(#[from] AuthError),
-    /// The base URL.
-    #[error("the base URL can't be used")]
-    BaseUrl(#[from] InvalidOrigin),
-    /// The HTTP client.
-    #[error("the HTTP client can't be set up")]
-    Client(#[from] HttpClientError),
-}
-
 /// An Ollama server.
 #[derive(Debug)]
 pub struct Ollama {
@@ -76,23 +62,15 @@ pub struct Ollama {
     bearer: Option<Bearer>,
     max_concurrency: Option<NonZeroU32>,
     found: Mutex<Arc<Models>>,
-    /// How the last discovery went, so that the log tells a change once and not every time.
-    last: Mutex<Option<Heard>>,
-}
-
-/// What a discovery heard, as far as the log tells it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Models,
-    Nothing(FailureCode, Option<u16>),
+    last: LastHeard,
 }
 
 impl Ollama {
     /// Sets the adapter up and reads its key; connects to nothing yet.
     ///
     /// # Errors
-    /// [`OllamaError`].
-    pub fn new(config: OllamaConfig) -> Result<Self, OllamaError> {
+    /// [`SetupError`].
+    pub fn new(config: OllamaConfig) -> Result<Self, SetupError> {
         let upstream = Arc::new(HttpClient::new(Origin::parse(&config.base_url)?)?);
         Self::with_upstream(config, upstream)
     }
@@ -100,15 +78,15 @@ impl Ollama {
     /// The same over another way to reach the server.
     ///
     /// # Errors
-    /// [`OllamaError::Auth`].
-    pub fn with_upstream(config: OllamaConfig, upstream: Arc<dyn Upstream>) -> Result<Self, OllamaError> {
+    /// [`SetupError::Auth`].
+    pub fn with_upstream(config: OllamaConfig, upstream: Arc<dyn Upstream>) -> Result<Self, SetupError> {
         let bearer = config.auth.as_ref().map(AuthReference::resolve).transpose()?;
         Ok(Self {
             upstream,
             bearer,
             max_concurrency: config.max_concurrency,
             found: Mutex::new(Arc::default()),
-            last: Mutex::new(None),
+            last: LastHeard::default(),
         })
     }
 
@@ -178,18 +156,9 @@ impl Provider for Ollama {
     async fn refresh(&self) -> Refreshed {
         let heard = match self.discover().await {
             Ok(_) => Heard::Models,
-            Err(error) => Heard::Nothing(error.failure().code, error.failure().upstream_status),
+            Err(error) => Heard::from(&error),
         };
-        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(heard);
-        match heard {
-            Heard::Models => Refreshed::Answered,
-            Heard::Nothing(code, status) => {
-                if before != Some(heard) {
-                    tracing::warn!(code = %code, ?status, "Ollama does not list its models: asked again soon");
-                }
-                Refreshed::Silent
-            }
-        }
+        self.last.tell(heard, self.found().targets().len())
     }
 
     async fn stop(&self) {}

@@ -18,16 +18,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, Method};
-use iop_execution::failure::FailureCode;
 use iop_execution::{
     CallCredential, Capabilities, Completion, EventSink, HeadSink, Health, Provider, ProviderError, Refreshed,
     RequestBody, RunRequest, Target, TunnelEnd, TunnelRequest,
 };
 
 pub use self::discovery::{DISCOVERY_TIMEOUT, Discovery, MAX_TARGETS};
-use crate::auth::{AuthError, AuthReference, Bearer};
+use crate::auth::{AuthReference, Bearer};
 use crate::call::{Key, Media, Refusal, call, failed, in_prefill, media, not_lent, read_up_to, unless_cancelled};
-use crate::http::{HttpClient, HttpClientError, InvalidOrigin, Origin, Upstream, UpstreamRequest, UpstreamResponse};
+use crate::heard::{Heard, LastHeard};
+use crate::http::{HttpClient, Origin, Upstream, UpstreamRequest, UpstreamResponse};
+use crate::setup::SetupError;
 
 /// Default of [`OpenAiCompatConfig::terminal_linger`].
 pub const TERMINAL_LINGER: Duration = Duration::from_millis(2_000);
@@ -108,21 +109,6 @@ impl OpenAiCompatConfig {
     }
 }
 
-/// The adapter can't be set up as configured.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenAiCompatError {
-    /// The key.
-    #[error("the provider's key can't be used")]
-    Auth(#[from] AuthError),
-    /// The base URL.
-    #[error("the base URL can't be used")]
-    BaseUrl(#[from] InvalidOrigin),
-    /// The HTTP client.
-    #[error("the HTTP client can't be set up")]
-    Client(#[from] HttpClientError),
-}
-
 /// A server that speaks OpenAI chat completions.
 #[derive(Debug)]
 pub struct OpenAiCompat {
@@ -134,24 +120,15 @@ pub struct OpenAiCompat {
     free_tokens: bool,
     lent_key: bool,
     found: Mutex<Arc<Discovery>>,
-    /// How the last discovery went, so that the log tells a change once and not every time.
-    last: Mutex<Option<Heard>>,
-}
-
-/// What a discovery heard, as far as the log tells it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Models,
-    Itself,
-    Nothing(FailureCode, Option<u16>),
+    last: LastHeard,
 }
 
 impl OpenAiCompat {
     /// Sets the adapter up and reads its key; connects to nothing yet.
     ///
     /// # Errors
-    /// [`OpenAiCompatError`].
-    pub fn new(config: OpenAiCompatConfig) -> Result<Self, OpenAiCompatError> {
+    /// [`SetupError`].
+    pub fn new(config: OpenAiCompatConfig) -> Result<Self, SetupError> {
         let upstream = Arc::new(HttpClient::new(Origin::parse(&config.base_url)?)?);
         Self::with_upstream(config, upstream)
     }
@@ -159,8 +136,8 @@ impl OpenAiCompat {
     /// The same over another way to reach the server; the base URL only says whether its tokens are free.
     ///
     /// # Errors
-    /// [`OpenAiCompatError::Auth`].
-    pub fn with_upstream(config: OpenAiCompatConfig, upstream: Arc<dyn Upstream>) -> Result<Self, OpenAiCompatError> {
+    /// [`SetupError::Auth`].
+    pub fn with_upstream(config: OpenAiCompatConfig, upstream: Arc<dyn Upstream>) -> Result<Self, SetupError> {
         let bearer = config.auth.as_ref().map(AuthReference::resolve).transpose()?;
         let own = || Origin::parse(&config.base_url).is_ok_and(|origin| origin.is_private());
         Ok(Self {
@@ -172,7 +149,7 @@ impl OpenAiCompat {
             free_tokens: config.free_tokens.unwrap_or_else(own),
             lent_key: config.lent_key,
             found: Mutex::new(Arc::default()),
-            last: Mutex::new(None),
+            last: LastHeard::default(),
         })
     }
 
@@ -270,27 +247,9 @@ impl Provider for OpenAiCompat {
         let heard = match self.discover().await {
             Ok(found) if found.is_iop => Heard::Itself,
             Ok(_) => Heard::Models,
-            Err(error) => Heard::Nothing(error.failure().code, error.failure().upstream_status),
+            Err(error) => Heard::from(&error),
         };
-        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(heard);
-        if before != Some(heard) {
-            match heard {
-                Heard::Itself => {
-                    tracing::warn!("this provider's base_url leads to IOP itself: requests may go round in a circle");
-                }
-                Heard::Nothing(code, status) => {
-                    tracing::info!(%code, status, "the server gave no model list: it is asked again until it does");
-                }
-                Heard::Models if matches!(before, Some(Heard::Nothing(..))) => {
-                    tracing::info!(models = self.found().targets.len(), "the server gives its model list again");
-                }
-                Heard::Models => {}
-            }
-        }
-        match heard {
-            Heard::Models | Heard::Itself => Refreshed::Answered,
-            Heard::Nothing(..) => Refreshed::Silent,
-        }
+        self.last.tell(heard, self.found().targets.len())
     }
 
     async fn stop(&self) {}
