@@ -42,9 +42,11 @@ const MAX_HEADER_BYTES: usize = 16 << 10;
 const MAX_BUFFER_BYTES: usize = 64 << 10;
 /// Streams of one HTTP/2 connection.
 const MAX_STREAMS: u32 = 100;
-/// Streams that an HTTP/2 peer may have reset before we have looked at them; with more the connection ends.
-const MAX_PENDING_RESETS: usize = 20;
-/// Streams of an HTTP/2 peer that we may have reset for its errors; with more the connection ends.
+/// Streams that an HTTP/2 peer may have reset before we have looked at them; with more the connection ends (rapid reset).
+/// Whoever gives up cancels a handful. h2's own limit is 20: that of this listener is another, so that a test can tell them.
+const MAX_PENDING_RESETS: usize = 16;
+/// Streams of an HTTP/2 peer that we may have reset for its errors, in all its time; with more the connection ends. hyper's
+/// own limit is 1024.
 const MAX_ERROR_RESETS: usize = 128;
 /// Receive window of one HTTP/2 stream.
 const STREAM_WINDOW: u32 = 64 << 10;

@@ -6,6 +6,7 @@ use http_body_util::{BodyExt as _, Full};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
+use crate::testhttp::h2_frame;
 
 /// Answers everything with "ok"; with a semaphore it adds a permit for each request instead, and never answers.
 #[derive(Clone)]
@@ -299,4 +300,70 @@ async fn a_body_may_take_longer_than_a_head_and_the_wait_after_it_is_whole() {
 async fn a_connection_that_says_nothing_at_first_has_10_seconds() {
     // SEC-3
     assert_eq!(closed_after(&mut by_hand()).await.as_secs(), 10);
+}
+
+/// Types of HTTP/2 frames.
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+/// A whole head; and the whole request.
+const END_HEADERS: u8 = 4;
+const ALL: u8 = 5;
+/// `GET /` of `http://x`.
+const H2_GET: &[u8] = b"\x82\x84\x86\x41\x01x";
+/// The same with a header that HTTP/2 does not have, so that its stream is reset.
+const H2_BAD: &[u8] = b"\x82\x84\x86\x41\x01x\x00\x0aconnection\x01x";
+
+/// Frames of the stream with this number.
+type MakeStream<'a> = &'a dyn Fn(u32) -> Vec<u8>;
+
+/// Sends these frames and then a good request, all at once, so that the server looks at nothing in between. `Err` = how the
+/// connection was ended; `Ok` = the request was answered.
+async fn flooded(client: &mut tokio::io::DuplexStream, mut frames: Vec<u8>, last: u32) -> Result<(), String> {
+    frames.extend(h2_frame(HEADERS, ALL, last, H2_GET));
+    client.write_all(&frames).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        client.read_exact(&mut head).await.unwrap();
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; length as usize];
+        client.read_exact(&mut payload).await.unwrap();
+        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        match head[3] {
+            GOAWAY => return Err(String::from_utf8_lossy(&payload[8..]).into_owned()),
+            HEADERS if stream == last => return Ok(()),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http_2_peer_may_reset_as_many_streams_as_this_listener_says_and_no_more() {
+    // SEC-3: rapid reset, and errors that make us reset. Both limits are below those of the libraries.
+    let cancelled = |stream| {
+        let open = h2_frame(HEADERS, END_HEADERS, stream, H2_GET);
+        [open, h2_frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes())].concat()
+    };
+    let malformed = |stream| h2_frame(HEADERS, ALL, stream, H2_BAD);
+    let cases: [(usize, MakeStream<'_>, &str); 2] = [
+        (MAX_PENDING_RESETS, &cancelled, "too_many_resets"),
+        (MAX_ERROR_RESETS, &malformed, "too_many_internal_resets"),
+    ];
+    for (limit, reset, reason) in cases {
+        for (count, ended) in [(limit, Ok(())), (limit + 1, Err(reason.to_owned()))] {
+            let mut client = by_hand();
+            let mut frames = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), h2_frame(SETTINGS, 0, 0, &[])].concat();
+            let streams = (1..).step_by(2).take(count);
+            frames.extend(streams.flat_map(reset));
+            let last = u32::try_from(2 * count + 1).unwrap();
+            assert_eq!(flooded(&mut client, frames, last).await, ended, "{count} {reason}");
+            if reason == "too_many_resets" && ended.is_ok() {
+                // What was looked at is forgotten: the same again is fine.
+                let streams = (last + 2..).step_by(2).take(count);
+                let again = streams.flat_map(reset).collect();
+                assert_eq!(flooded(&mut client, again, 2 * last + 1).await, Ok(()));
+            }
+        }
+    }
 }

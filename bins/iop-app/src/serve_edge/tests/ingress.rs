@@ -6,7 +6,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::testfleet::Fleet;
-use crate::testhttp::{get, send};
+use crate::testhttp::{get, h2_frame as frame, send};
 
 /// Long enough for anything that is not broken.
 const SOON: Duration = Duration::from_secs(30);
@@ -206,15 +206,6 @@ async fn h2(address: SocketAddr) -> (h2::client::SendRequest<Bytes>, tokio::task
 
 fn h2_get() -> http::Request<()> {
     http::Request::get("http://x/healthz").body(()).unwrap()
-}
-
-/// A frame of HTTP/2.
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend(payload);
-    frame
 }
 
 #[tokio::test]
