@@ -1,7 +1,7 @@
 //! Decides whether a key may send another request now: requests per minute, tokens per minute, requests at once (CRD-12).
 //!
-//! A state machine without clock and task: every call that needs the time takes `now`. It knows the configured keys that
-//! have a limit and nothing else, so that invented keys create no state.
+//! A state machine without clock and task: every call that needs the time takes `now`. It knows the configured keys and
+//! nothing else, so that invented keys create no state. One without limits is counted too, for who operates the Edge.
 //!
 //! ```text
 //!  admit ──▶ Permit ──▶ reserve (the LEA-2 estimate) ──▶ settle (what was reported)
@@ -41,6 +41,27 @@ pub struct KeyLimits {
     pub concurrent: Option<NonZeroU32>,
 }
 
+/// What a key uses now, and used in the last minute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyUsage {
+    /// Its limits.
+    pub limits: KeyLimits,
+    /// Requests that run, waiting ones among them.
+    pub running: u32,
+    /// Requests that were let in within the last 60 to 61 seconds.
+    pub requests: u64,
+    /// Until none of them counts any more, if nothing is asked meanwhile.
+    pub requests_reset: Duration,
+    /// Tokens that were counted within the last 60 to 61 seconds. Exact for keys with a limit of tokens only: for others what
+    /// nobody reported is not estimated from the answer.
+    pub tokens: u64,
+    /// Tokens that are held back for requests that run.
+    pub held: u64,
+    /// Until none of the counted tokens counts any more.
+    pub tokens_reset: Duration,
+}
+
 impl KeyLimits {
     /// These limits; 0 is none.
     #[must_use]
@@ -50,12 +71,6 @@ impl KeyLimits {
             tokens_per_minute: NonZeroU64::new(tokens_per_minute),
             concurrent: NonZeroU32::new(concurrent),
         }
-    }
-
-    /// True without any limit.
-    #[must_use]
-    pub const fn is_unlimited(&self) -> bool {
-        self.requests_per_minute.is_none() && self.tokens_per_minute.is_none() && self.concurrent.is_none()
     }
 }
 
@@ -110,7 +125,7 @@ pub struct RateRefusal {
     pub retry_after: Option<Duration>,
 }
 
-/// Counts for all keys that have a limit.
+/// Counts for all configured keys.
 #[derive(Debug, Default)]
 pub struct RateLimiter(Mutex<HashMap<TokenId, Meter>>);
 
@@ -119,14 +134,14 @@ impl RateLimiter {
     pub fn configure(&self, keys: impl IntoIterator<Item = (TokenId, KeyLimits)>) {
         let mut meters = lock(&self.0);
         let mut old = std::mem::take(&mut *meters);
-        for (id, limits) in keys.into_iter().filter(|(_, limits)| !limits.is_unlimited()) {
+        for (id, limits) in keys {
             let meter = old.remove(&id).unwrap_or_default();
             meter.counts().limits = limits;
             meters.insert(id, meter);
         }
     }
 
-    /// The counts of a key; `None` for one without limits, and for one that nobody configured.
+    /// The counts of a key; `None` for one that nobody configured.
     #[must_use]
     pub fn meter(&self, key: &TokenId) -> Option<Meter> {
         lock(&self.0).get(key).cloned()
@@ -138,10 +153,18 @@ impl RateLimiter {
         lock(&self.0).len()
     }
 
-    /// True if no key has a limit.
+    /// True if there is no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// What each key uses, by id.
+    #[must_use]
+    pub fn usage(&self, now: Instant) -> Vec<(TokenId, KeyUsage)> {
+        let mut meters: Vec<_> = lock(&self.0).iter().map(|(id, meter)| (id.clone(), meter.clone())).collect();
+        meters.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        meters.into_iter().map(|(id, meter)| (id, meter.usage(now))).collect()
     }
 }
 
@@ -216,6 +239,22 @@ impl Meter {
         self.counts().running
     }
 
+    /// What the key uses.
+    #[must_use]
+    pub fn usage(&self, now: Instant) -> KeyUsage {
+        let mut counts = self.counts();
+        let now = counts.tell(now);
+        KeyUsage {
+            limits: counts.limits,
+            running: counts.running,
+            requests: counts.requests.sum(now),
+            requests_reset: counts.requests.until_empty(now),
+            tokens: counts.tokens.sum(now),
+            held: counts.reserved,
+            tokens_reset: counts.tokens.until_empty(now),
+        }
+    }
+
     fn counts(&self) -> MutexGuard<'_, Counts> {
         lock(&self.0)
     }
@@ -265,6 +304,11 @@ impl Permit {
         drop(counts);
         self.reserved = self.reserved.saturating_add(tokens);
         Ok(())
+    }
+
+    /// True if the key has a limit of tokens now.
+    pub(crate) fn counts_tokens(&self) -> bool {
+        self.meter.counts().limits.tokens_per_minute.is_some()
     }
 
     /// What is held back.

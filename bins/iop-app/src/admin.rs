@@ -11,6 +11,7 @@ pub(crate) mod api;
 mod guard;
 #[cfg(test)]
 mod tests;
+pub mod usage;
 pub mod view;
 
 pub use api::{Api, DEFAULT_RUNS, MAX_RUNS};

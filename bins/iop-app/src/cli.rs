@@ -179,7 +179,7 @@ pub fn iop() -> ExitCode {
         IopCommand::Key(command) => start_log(&log, "warn").and_then(|()| block_on(issue::key::run(command))),
         IopCommand::Token(command) => start_log(&log, "warn").and_then(|()| block_on(issue::token::run(command))),
         IopCommand::Slot(command) => start_log(&log, "warn").and_then(|()| block_on(issue::slot::run(command))),
-        IopCommand::Lease(command) => issue::lease::run(command),
+        IopCommand::Lease(command) => start_log(&log, "warn").and_then(|()| block_on(issue::lease::run(command))),
         IopCommand::Doctor(options) => start_log(&log, "error").and_then(|()| block_on(doctor::doctor(*options))),
         IopCommand::Completions { shell, of } => {
             completions(shell, of);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use http::Method;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::admin::view::ReloadView;
 use crate::config::edge::records::{Form, Reading};
@@ -31,7 +32,7 @@ pub struct Target {
     /// The Edge's config file
     #[arg(long, short, env = "IOP_EDGE_CONFIG", default_value = "edge.yaml", value_name = "FILE", display_order = 799)]
     pub config: PathBuf,
-    /// Don't tell a running Edge: it takes the change with its next reload
+    /// Leave a running Edge alone: it takes a change with its next reload, and is not asked for live counts
     #[arg(long, display_order = 803)]
     pub no_reload: bool,
     /// Where the Edge is
@@ -102,6 +103,40 @@ impl Target {
         Ok(form.path(&tree, base).map(|(path, _)| path))
     }
 
+    /// The admin API of the Edge of this config; `None` without a key for it.
+    fn client(&self, loaded: &LoadedEdge) -> Result<Option<AdminClient>, Failure> {
+        let mut options = self.edge.clone();
+        if options.admin == DEFAULT_ADMIN {
+            options.admin = loaded.config.listen.admin.address.to_string();
+        }
+        if options.key_file.is_none() && std::env::var_os(KEY_VARIABLE).is_none() {
+            let beside = loaded.base().join(KEY_FILE);
+            if !beside.exists() {
+                return Ok(None);
+            }
+            options.key_file = Some(beside);
+        }
+        AdminClient::new(&options).map(Some)
+    }
+
+    /// What a running Edge says of itself; an error is one line that says why there is nothing. What stands in the files is
+    /// shown without it, too.
+    async fn live<T: DeserializeOwned>(&self, loaded: &LoadedEdge, path: &str) -> Result<T, String> {
+        if self.no_reload {
+            return Err("only what stands in the files: --no-reload leaves a running Edge alone".to_owned());
+        }
+        let client = match self.client(loaded) {
+            Ok(Some(client)) => client,
+            Ok(None) => {
+                let message = "only what stands in the files: there is no admin key here to ask a running Edge with";
+                return Err(format!("{message} (--key-file FILE)"));
+            }
+            Err(failure) => return Err(format!("only what stands in the files: {}", failure.message)),
+        };
+        let answer = client.ask(Method::GET, path).await;
+        answer.map_err(|error| format!("only what stands in the files: {}", client.failure(error).message))
+    }
+
     /// Tells a running Edge to read its config again. No error: what it is told of is written, whatever it says.
     async fn reload(&self, loaded: &LoadedEdge) -> Effect {
         let later = |next: &str| Effect::Written { next: next.to_owned() };
@@ -113,21 +148,13 @@ impl Target {
         if self.no_reload {
             return later("a running Edge takes it with `iop reload` or SIGHUP");
         }
-        let mut options = self.edge.clone();
-        if options.admin == DEFAULT_ADMIN {
-            options.admin = loaded.config.listen.admin.address.to_string();
-        }
-        let beside = loaded.base().join(KEY_FILE);
-        if options.key_file.is_none() && std::env::var_os(KEY_VARIABLE).is_none() {
-            if !beside.exists() {
+        let client = match self.client(loaded) {
+            Ok(Some(client)) => client,
+            Ok(None) => {
                 return later(
                     "there is no admin key here to tell a running Edge: `iop reload --key-file FILE`, or SIGHUP",
                 );
             }
-            options.key_file = Some(beside);
-        }
-        let client = match AdminClient::new(&options) {
-            Ok(client) => client,
             Err(failure) => return not_taken("but no running Edge could be told", failure),
         };
         match client.ask::<ReloadView>(Method::POST, "reload").await {

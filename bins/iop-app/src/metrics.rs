@@ -5,8 +5,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use iop_edge_core::observe::{Observation, Observer};
+use iop_edge_core::observe::{CredentialRefuser, Observation, Observer};
 use iop_edge_core::openai::{LivenessObservation, RequestObserver, RequestRecord};
+use iop_execution::failure::{BindingField, CredentialReason};
 use iop_wire::HandshakeFailure;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -394,6 +395,27 @@ impl EdgeMetrics {
         self.handshakes_failed.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
     }
 
+    /// What became of credential leases.
+    #[must_use]
+    pub fn credentials(&self) -> CredentialCounts {
+        let reasons = || CredentialReason::PLAIN.iter().chain([&CredentialReason::BindingMismatch(BindingField::Slot)]);
+        let mut refusals = Vec::new();
+        for by in CredentialRefuser::ALL {
+            for reason in reasons() {
+                let labels = CredentialLabels { by: by.as_str(), reason: reason.as_str() };
+                // Without making a series of it.
+                let count = self.credential_refusals.get(&labels).map_or(0, |count| count.get());
+                if count > 0 {
+                    refusals.push((*by, labels.reason, count));
+                }
+            }
+        }
+        let leases = |outcome| self.credential_leases.get(&OutcomeLabel { outcome }).map_or(0, |count| count.get());
+        // Last, so that it is never less than what became of them.
+        let (unused, issued) = (leases("unused"), leases("issued"));
+        CredentialCounts { issued, unused, refusals }
+    }
+
     /// Everything as Prometheus text, with gauges as they are now.
     #[must_use]
     pub fn render(&self, now: &Gauges) -> String {
@@ -437,6 +459,17 @@ impl EdgeMetrics {
         let _infallible = encode(&mut text, &self.registry);
         text
     }
+}
+
+/// What became of credential leases, as far as this Edge knows (CRD-13).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CredentialCounts {
+    /// Leases that were issued.
+    pub issued: u64,
+    /// Those that never reached their Node.
+    pub unused: u64,
+    /// Who refused, why, and how often; only what happened.
+    pub refusals: Vec<(CredentialRefuser, &'static str, u64)>,
 }
 
 impl fmt::Debug for EdgeMetrics {

@@ -174,7 +174,7 @@ impl ApiKeys {
         matches!(self.0, Mode::Open)
     }
 
-    /// The keys that have limits.
+    /// All keys and their limits.
     pub(crate) fn limits(&self) -> Vec<(TokenId, KeyLimits)> {
         match &self.0 {
             Mode::Open | Mode::Fixed(_) => Vec::new(),

@@ -279,6 +279,8 @@ pub(crate) struct Recorder {
     earlier: Option<Usage>,
     /// What the caller's key is charged at the end.
     permit: Option<Permit>,
+    /// It has a limit of tokens.
+    charged: bool,
     /// Attempts that a provider may have been asked for.
     sent: u32,
     /// Bytes of text that the client was given, as far as a key is charged for them.
@@ -327,6 +329,7 @@ impl Recorder {
             undecided: false,
             earlier: None,
             permit: None,
+            charged: false,
             sent: 0,
             text: 0,
             suspect: None,
@@ -349,8 +352,9 @@ impl Recorder {
         self.record.principal = principal;
     }
 
-    /// The caller's key has limits, and let this request in.
+    /// The caller's key let this request in.
     pub(crate) fn limited(&mut self, permit: Permit) {
+        self.charged = permit.counts_tokens();
         self.permit = Some(permit);
     }
 
@@ -400,7 +404,7 @@ impl Recorder {
 
     /// The client was given a part of its answer. Looked into only where a key is charged for it.
     pub(crate) fn gave(&mut self, bytes: &[u8]) {
-        if self.permit.is_some() {
+        if self.charged {
             let deltas = self.record.endpoint == Endpoint::Responses && self.record.stream;
             self.text = self.text.saturating_add(text_bytes(bytes, deltas));
         }

@@ -61,7 +61,7 @@ impl OpenAiService {
         *in_force = config;
     }
 
-    /// What keys have used of their limits.
+    /// What keys use, and have used of their limits.
     #[must_use]
     pub fn limiter(&self) -> &RateLimiter {
         &self.limiter

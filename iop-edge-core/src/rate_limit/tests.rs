@@ -97,8 +97,40 @@ fn a_reload_keeps_the_counts_of_keys_that_stay_and_forgets_those_that_go() {
     let again = limiter.meter(&goes).unwrap();
     drop(running);
     assert_eq!((again.running(), again.standings(t0).requests.unwrap().remaining), (0, 2));
-    limiter.configure([(stays, KeyLimits::default())]);
-    assert!(limiter.is_empty(), "no limit, no counts");
+    limiter.configure([(stays.clone(), KeyLimits::default())]);
+    assert_eq!(limiter.meter(&stays).unwrap().usage(t0).requests, 1, "without a limit it is counted all the same");
+    limiter.configure([]);
+    assert!(limiter.is_empty());
+}
+
+#[test]
+fn who_operates_the_edge_sees_what_each_key_uses() {
+    // CRD-12, BIN-3
+    let (limiter, t0) = (RateLimiter::default(), Instant::now());
+    let (limited, free) = (id("bbbbbbbb"), id("aaaaaaaa"));
+    limiter.configure([(limited.clone(), KeyLimits::new(5, 100, 2)), (free.clone(), KeyLimits::default())]);
+    let mut first = limiter.meter(&limited).unwrap().admit(t0).unwrap();
+    first.reserve(60, t0).unwrap();
+    limiter.meter(&limited).unwrap().admit(t0 + 10 * SECOND).unwrap().settle(7, t0 + 10 * SECOND);
+    let running: Vec<_> = (0..50).map(|_| limiter.meter(&free).unwrap().admit(t0).unwrap()).collect();
+    let [(one, of_free), (two, of_limited)] = limiter.usage(t0 + 20 * SECOND).try_into().unwrap();
+    assert_eq!((one, two), (free, limited), "by id");
+    assert_eq!((of_free.running, of_free.requests, of_free.limits), (50, 50, KeyLimits::default()));
+    let expected = KeyUsage {
+        limits: KeyLimits::new(5, 100, 2),
+        running: 1,
+        requests: 2,
+        requests_reset: 51 * SECOND,
+        tokens: 7,
+        held: 60,
+        tokens_reset: 51 * SECOND,
+    };
+    assert_eq!(of_limited, expected);
+    assert!(first.counts_tokens() && !running[0].counts_tokens());
+    drop((first, running));
+    let [(_, of_free), (_, of_limited)] = limiter.usage(t0 + 100 * SECOND).try_into().unwrap();
+    assert_eq!((of_free.running, of_free.requests), (0, 0));
+    assert_eq!((of_limited.running, of_limited.held, of_limited.requests, of_limited.tokens), (0, 0, 0, 0));
 }
 
 #[test]

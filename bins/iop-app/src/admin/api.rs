@@ -22,6 +22,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::guard::{AdminKey, Denied, admit};
+use super::usage;
 use super::view::{
     CancelledView, CandidateView, ConfigView, ErrorView, LastReloadView, ModelView, ModelsView, NodeCounts, NodeView,
     NodesView, ProblemView, ProviderCounts, ProviderView, RefusalView, ReloadView, RequestCounts, RunView, RunsView,
@@ -63,6 +64,8 @@ impl Api {
             .route("/models", get(models))
             .route("/runs", get(runs))
             .route("/runs/{id}", delete(cancel))
+            .route("/keys", get(keys))
+            .route("/leases", get(leases))
             .route("/reload", post(reload))
             .fallback(async || refusal(StatusCode::NOT_FOUND, ErrorView::new("unknown_path", "There is no such path.")))
             .method_not_allowed_fallback(async || {
@@ -295,6 +298,14 @@ fn run_id(text: &str) -> Option<RunId> {
         return None;
     }
     u128::from_str_radix(text, 16).ok().map(|id| RunId::from_bytes(id.to_be_bytes()))
+}
+
+async fn keys(State(api): State<Api>) -> Response {
+    json(StatusCode::OK, &usage::keys(api.runtime.openai().limiter()))
+}
+
+async fn leases(State(api): State<Api>) -> Response {
+    json(StatusCode::OK, &usage::leases(&api.runtime.metrics().credentials(), api.started.elapsed()))
 }
 
 async fn reload(State(api): State<Api>) -> Response {

@@ -1,7 +1,9 @@
 use axum::body::Body;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt as _;
+use iop_edge_core::observe::{CredentialRefuser, Observation, Observer as _};
 use iop_edge_core::token::{Token, TokenKind};
+use iop_execution::failure::CredentialReason;
 use serde_json::Value;
 use tower_service::Service as _;
 
@@ -64,6 +66,8 @@ const PATHS: &[(Method, &str)] = &[
     (Method::GET, "/admin/v1/nodes"),
     (Method::GET, "/admin/v1/models"),
     (Method::GET, "/admin/v1/runs"),
+    (Method::GET, "/admin/v1/keys"),
+    (Method::GET, "/admin/v1/leases"),
     (Method::POST, "/admin/v1/nodes/gpu-1/drain"),
     (Method::POST, "/admin/v1/nodes/gpu-1/resume"),
     (Method::DELETE, "/admin/v1/runs/00000000000000000000000000000000"),
@@ -187,6 +191,40 @@ async fn the_state_is_shown_as_it_is() {
         let (status, value) = rig.ask(Method::GET, &format!("/admin/v1/runs?{bad}")).await;
         assert_eq!((status, &value["error"]["code"]), (400, &"invalid_query".into()), "{bad}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_show_what_they_use_beside_their_limits_and_leases_what_became_of_them() {
+    // BIN-3, CRD-12, CRD-13
+    let rig = Rig::new();
+    let id = rig.fleet.client.id().as_str();
+    let free = serde_json::json!({"id": id, "running": 0, "requests": {"used": 0, "held": 0, "reset_ms": 0}});
+    assert_eq!(rig.get("/admin/v1/keys").await, serde_json::json!({"keys": [free]}));
+    let leases = rig.get("/admin/v1/leases").await;
+    let none = serde_json::json!({"uptime_ms": 0, "issued": 0, "opened": 0, "refused": 0, "unused": 0, "denied": 0, "reasons": []});
+    assert_eq!(leases, none);
+
+    rig.fleet.edit("principal: team-a", "limits: { requests_per_minute: 5, tokens_per_minute: 90, concurrent: 2 }");
+    assert_eq!(rig.ask(Method::POST, "/admin/v1/reload").await.0, 200);
+    let meter = rig.fleet.runtime.openai().limiter().meter(rig.fleet.client.id()).unwrap();
+    let now = || tokio::time::Instant::now().into_std();
+    meter.admit(now()).unwrap().settle(7, now());
+    let mut running = meter.admit(now()).unwrap();
+    running.reserve(60, now()).unwrap();
+    tokio::time::advance(std::time::Duration::from_secs(20)).await;
+    let shown = rig.get("/admin/v1/keys").await;
+    let requests = serde_json::json!({"used": 2, "held": 0, "limit": 5, "reset_ms": 41_000});
+    let tokens = serde_json::json!({"used": 7, "held": 60, "limit": 90, "reset_ms": 41_000});
+    let used = serde_json::json!({"id": id, "running": 1, "concurrent": 2, "requests": requests, "tokens": tokens});
+    assert_eq!(shown["keys"][0], used);
+
+    rig.fleet.runtime.metrics().observe(&Observation::CredentialIssued);
+    let reason = CredentialReason::Disabled;
+    rig.fleet.runtime.metrics().observe(&Observation::CredentialRefused { by: CredentialRefuser::Edge, reason });
+    let leases = rig.get("/admin/v1/leases").await;
+    assert_eq!((&leases["issued"], &leases["opened"], &leases["denied"]), (&1.into(), &1.into(), &1.into()));
+    assert_eq!(leases["reasons"], serde_json::json!([{"by": "edge", "reason": "disabled", "count": 1}]));
+    assert_eq!(leases["uptime_ms"], 20_000);
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use iop_edge_core::token::{Token, TokenKind};
 use serde::Serialize;
 
 use super::{Effect, Target, by_hand, put, record, say_json, told};
+use crate::admin::usage::{KeyUseView, KeysView, WindowView};
 use crate::config::edge::records::{self, API_KEYS};
 use crate::config::edge::{ApiKeyRecord, KeyLimitsConfig, PreviousSecret};
 use crate::config::time::{Timestamp, parse_end, parse_span};
@@ -20,7 +21,7 @@ use crate::term::{Cell, Paint, columns, has_colours, note, say};
 pub enum KeyCommand {
     /// Make a key and show it once; only its hash is kept
     New(Box<NewKey>),
-    /// List the keys: who uses them, for what, and until when
+    /// List the keys: who uses them, for what, until when, and how much of their limits now
     List {
         /// The config
         #[command(flatten)]
@@ -104,6 +105,8 @@ struct Listed<'a> {
     previous_expires_at: Option<String>,
     state: &'static str,
     file: String,
+    /// `null` where the running Edge does not know the key, or none was asked.
+    usage: Option<&'a KeyUseView>,
 }
 
 /// Does it.
@@ -113,7 +116,7 @@ struct Listed<'a> {
 pub async fn run(command: KeyCommand) -> Result<(), Failure> {
     match command {
         KeyCommand::New(new) => make(*new).await,
-        KeyCommand::List { target } => list(&target),
+        KeyCommand::List { target } => list(&target).await,
         KeyCommand::Rotate { id, overlap, target } => rotate(&id, overlap, &target).await,
         KeyCommand::Revoke { id, target } => revoke(&id, &target).await,
     }
@@ -264,7 +267,7 @@ pub(super) fn state(
     }
 }
 
-fn list(target: &Target) -> Result<(), Failure> {
+async fn list(target: &Target) -> Result<(), Failure> {
     let loaded = target.load()?;
     let file = target.file(&API_KEYS)?;
     let written = file.as_deref().map(in_file).transpose()?.unwrap_or_default();
@@ -273,9 +276,10 @@ fn list(target: &Target) -> Result<(), Failure> {
         Some(_) | None => target.config.display().to_string(),
     };
     let (keys, now) = (&loaded.config.auth.api_keys, Timestamp::now());
+    let live = target.live::<KeysView>(&loaded, "keys").await;
     if target.edge.json {
-        let all: Vec<_> = keys.iter().map(|record| listed(record, now, place(record))).collect();
-        say_json(&serde_json::json!({ "api_keys": all }));
+        let all: Vec<_> = keys.iter().map(|record| listed(record, now, place(record), used(&live, record))).collect();
+        say_json(&serde_json::json!({ "api_keys": all, "live": live.is_ok(), "live_error": live.as_ref().err() }));
         return Ok(());
     }
     if keys.is_empty() {
@@ -286,11 +290,19 @@ fn list(target: &Target) -> Result<(), Failure> {
         });
         return Ok(());
     }
-    say(table(keys, now, place).trim_end());
+    say(table(keys, now, place, &live).trim_end());
+    if let Err(why) = live {
+        note(why);
+    }
     Ok(())
 }
 
-fn listed(record: &ApiKeyRecord, now: Timestamp, file: String) -> Listed<'_> {
+/// What the running Edge says of this key.
+fn used<'a>(live: &'a Result<KeysView, String>, record: &ApiKeyRecord) -> Option<&'a KeyUseView> {
+    live.as_ref().ok()?.keys.iter().find(|key| key.id == record.id)
+}
+
+fn listed<'a>(record: &'a ApiKeyRecord, now: Timestamp, file: String, usage: Option<&'a KeyUseView>) -> Listed<'a> {
     let KeyLimitsConfig { requests_per_minute, tokens_per_minute, concurrent } = record.limits;
     Listed {
         id: &record.id,
@@ -305,7 +317,22 @@ fn listed(record: &ApiKeyRecord, now: Timestamp, file: String) -> Listed<'_> {
         previous_expires_at: record.previous.as_ref().map(|previous| previous.expires_at.to_string()),
         state: state(now, record.expires_at, record.previous.as_ref()).0,
         file,
+        usage,
     }
+}
+
+/// What is used, each with its limit, in the order of the limits.
+fn usage(key: &KeyUseView) -> String {
+    let of = |limit: Option<u64>| limit.map(|limit| format!(" of {limit}")).unwrap_or_default();
+    let counted = |window: &WindowView, what: &str| {
+        let held = if window.held > 0 { format!(" + {} held", window.held) } else { String::new() };
+        let one = window.used == 1 && window.limit.is_none();
+        format!("{}{held}{} {what}{}", window.used, of(window.limit), if one { "" } else { "s" })
+    };
+    let mut parts = vec![counted(&key.requests, "request")];
+    parts.extend(key.tokens.as_ref().map(|tokens| counted(tokens, "token")));
+    parts.push(format!("{}{} now", key.running, of(key.concurrent.map(Into::into))));
+    parts.join(", ")
 }
 
 fn limits(limits: KeyLimitsConfig) -> String {
@@ -319,7 +346,12 @@ fn limits(limits: KeyLimitsConfig) -> String {
     if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
 
-fn table(keys: &[ApiKeyRecord], now: Timestamp, place: impl Fn(&ApiKeyRecord) -> String) -> String {
+fn table(
+    keys: &[ApiKeyRecord],
+    now: Timestamp,
+    place: impl Fn(&ApiKeyRecord) -> String,
+    live: &Result<KeysView, String>,
+) -> String {
     let rows: Vec<_> = keys
         .iter()
         .map(|record| {
@@ -341,6 +373,11 @@ fn table(keys: &[ApiKeyRecord], now: Timestamp, place: impl Fn(&ApiKeyRecord) ->
                 Cell::painted(state, paint),
                 Cell::plain(models),
                 Cell::plain(limits(record.limits)),
+                match (live, used(live, record)) {
+                    (Err(_), _) => Cell::plain(""),
+                    (Ok(_), Some(key)) => Cell::plain(usage(key)),
+                    (Ok(_), None) => Cell::painted("not loaded: `iop reload`", Paint::Warn),
+                },
                 Cell::plain(priority),
                 Cell::plain(record.expires_at.map_or_else(|| "never".to_owned(), |at| at.to_string())),
                 Cell::plain(
@@ -354,6 +391,17 @@ fn table(keys: &[ApiKeyRecord], now: Timestamp, place: impl Fn(&ApiKeyRecord) ->
             ]
         })
         .collect();
-    let head = ["KEY", "PRINCIPAL", "STATE", "MODELS", "LIMITS", "PRIORITY", "EXPIRES", "OLD SECRET UNTIL", "FILE"];
+    let head = [
+        "KEY",
+        "PRINCIPAL",
+        "STATE",
+        "MODELS",
+        "LIMITS",
+        "LAST MINUTE",
+        "PRIORITY",
+        "EXPIRES",
+        "OLD SECRET UNTIL",
+        "FILE",
+    ];
     columns(&head, &rows, has_colours())
 }

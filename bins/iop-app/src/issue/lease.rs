@@ -8,15 +8,16 @@ use iop_edge_core::catalog::IssuerKey;
 use serde::Serialize;
 
 use super::{Target, say_json};
+use crate::admin::usage::{LeaseReasonView, LeasesView};
 use crate::config::LoadedEdge;
 use crate::config::edge::credentials::{SlotStatusConfig, public_key_text, resolve_public_key};
 use crate::exit::Failure;
-use crate::term::{Cell, Paint, columns, has_colours, note, say};
+use crate::term::{Cell, Paint, columns, has_colours, human, note, say};
 
 /// Commands for credential leases.
 #[derive(Debug, Subcommand)]
 pub enum LeaseCommand {
-    /// Show who signs leases, whom Nodes trust, and what may be lent
+    /// Show who signs leases, whom Nodes trust, what may be lent, and what became of the leases of a running Edge
     Status {
         /// The config
         #[command(flatten)]
@@ -60,9 +61,9 @@ struct Key {
 ///
 /// # Errors
 /// [`Failure`] with the next step.
-pub fn run(command: LeaseCommand) -> Result<(), Failure> {
+pub async fn run(command: LeaseCommand) -> Result<(), Failure> {
     match command {
-        LeaseCommand::Status { target } => status(&target),
+        LeaseCommand::Status { target } => status(&target).await,
         LeaseCommand::IssuerKey(IssuerKeyCommand::New { out, json }) => {
             let failed =
                 |error| Failure::usage(format!("{}: {error}", out.display())).hint("--out FILE writes a new file");
@@ -118,7 +119,7 @@ fn keys(loaded: &LoadedEdge) -> Result<Vec<Key>, Failure> {
     Ok(keys)
 }
 
-fn status(target: &Target) -> Result<(), Failure> {
+async fn status(target: &Target) -> Result<(), Failure> {
     let loaded = target.load()?;
     let credentials = &loaded.config.credentials;
     let keys = keys(&loaded)?;
@@ -127,6 +128,7 @@ fn status(target: &Target) -> Result<(), Failure> {
     let [enabled, disabled, revoked] = counts;
     let providers = loaded.config.nodes.iter().flat_map(|node| &node.providers);
     let managed = providers.filter(|provider| provider.credential.is_some()).count();
+    let live = target.live::<LeasesView>(&loaded, "leases").await;
     if target.edge.json {
         say_json(&serde_json::json!({
             "issuers": keys,
@@ -134,6 +136,9 @@ fn status(target: &Target) -> Result<(), Failure> {
             "slots": { "enabled": enabled, "disabled": disabled, "revoked": revoked },
             "routes": credentials.routes.len(),
             "managed_providers": managed,
+            "leases": live.as_ref().ok(),
+            "live": live.is_ok(),
+            "live_error": live.as_ref().err(),
         }));
         return Ok(());
     }
@@ -155,5 +160,21 @@ fn status(target: &Target) -> Result<(), Failure> {
         credentials.routes.len(),
         credentials.lease_ttl_ms / 1000
     ));
+    match live {
+        Ok(leases) => say(became(&leases)),
+        Err(why) => note(why),
+    }
     Ok(())
+}
+
+/// What became of leases, in lines like those before.
+fn became(leases: &LeasesView) -> String {
+    let LeasesView { uptime_ms, issued, opened, refused, unused, denied, reasons } = leases;
+    let mut text =
+        format!("leases     {issued} issued in {}: {opened} opened, {refused} refused by Nodes", human(*uptime_ms));
+    text.push_str(&format!(", {unused} unused\nrequests   {denied} got no lease"));
+    for LeaseReasonView { by, reason, count } in reasons {
+        text.push_str(&format!("\nrefused    {count} by the {by}: {reason}"));
+    }
+    text
 }

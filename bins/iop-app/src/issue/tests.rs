@@ -49,7 +49,7 @@ async fn typed_to(config: &Path, line: &str) -> Result<(), Failure> {
         Command::Key(command) => key::run(command).await,
         Command::Token(command) => token::run(command).await,
         Command::Slot(command) => slot::run(command).await,
-        Command::Lease(command) => lease::run(command),
+        Command::Lease(command) => lease::run(command).await,
     }
 }
 
@@ -234,11 +234,12 @@ async fn a_slot_is_made_disabled_rotated_and_revoked_for_ever() {
 }
 
 /// An admin listener that says this to everybody and closes; nothing = closes at once.
-async fn answering(dir: &TestDir, answer: &'static str) -> (tokio::task::JoinHandle<()>, String) {
+async fn answering(dir: &TestDir, answer: impl Into<String>) -> (tokio::task::JoinHandle<()>, String) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let key = dir.write("told.key", &Token::generate(TokenKind::Admin).unwrap().reveal());
     let flags = format!(" --admin http://{} --key-file {}", listener.local_addr().unwrap(), key.display());
+    let answer = answer.into();
     let task = tokio::spawn(async move {
         while let Ok((mut socket, _)) = listener.accept().await {
             if !answer.is_empty() {
@@ -307,6 +308,98 @@ async fn an_edge_that_breaks_off_is_no_edge_that_is_not_there() {
     edge.abort();
     let _ended = edge.await;
     typed_to(&config, &format!("key new{flags}")).await.unwrap();
+}
+
+/// An answer of the admin API.
+fn ok(body: &serde_json::Value) -> String {
+    let body = body.to_string();
+    format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+/// What a command prints.
+async fn said(config: &Path, line: &str) -> String {
+    crate::term::heard::take();
+    typed_to(config, line).await.unwrap();
+    crate::term::heard::take()
+}
+
+#[tokio::test]
+async fn a_list_of_keys_shows_what_a_running_edge_counts_and_without_one_what_stands_in_the_files() {
+    // BIN-3, CRD-12
+    let dir = TestDir::new();
+    let config = written(&dir, FILES);
+    for line in ["key new --rpm 60 --tpm 90000 --concurrent 4", "key new", "key new", "token new gpu-1"] {
+        typed(&config, line).await.unwrap();
+    }
+    let ids: Vec<_> = loaded(&config).config.auth.api_keys.into_iter().map(|record| record.id).collect();
+    let used = serde_json::json!({"keys": [
+        {"id": ids[0], "running": 2, "concurrent": 4, "requests": {"used": 12, "limit": 60, "reset_ms": 9},
+         "tokens": {"used": 5400, "held": 70, "limit": 90000, "reset_ms": 9}},
+        {"id": ids[1], "running": 0, "requests": {"used": 1, "reset_ms": 9}},
+        {"id": "gone0000", "running": 0, "requests": {"used": 1, "reset_ms": 9}},
+    ]});
+    let (edge, flags) = answering(&dir, ok(&used)).await;
+    let list = said(&config, &format!("key list{flags}")).await;
+    let row = |id: &str| list.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_owned();
+    assert!(row("KEY").contains("LAST MINUTE"), "{list}");
+    assert!(row(&ids[0]).contains("  12 of 60 requests, 5400 + 70 held of 90000 tokens, 2 of 4 now  "), "{list}");
+    assert!(row(&ids[1]).contains("  1 request, 0 now  "), "{list}");
+    assert!(row(&ids[2]).contains("  not loaded: `iop reload`  ") && !list.contains("gone0000"), "{list}");
+    let json: serde_json::Value =
+        serde_json::from_str(&said(&config, &format!("key list --json{flags}")).await).unwrap();
+    assert_eq!((&json["live"], &json["live_error"]), (&true.into(), &serde_json::Value::Null));
+    assert_eq!(json["api_keys"][0]["usage"]["tokens"]["held"], 70);
+    assert_eq!(json["api_keys"][2]["usage"], serde_json::Value::Null);
+
+    edge.abort();
+    let _ended = edge.await;
+    for (flags, why) in [
+        (flags, "no Edge answers at"),
+        (" --no-reload".to_owned(), "--no-reload"),
+        (String::new(), "no admin key here"),
+    ] {
+        let list = said(&config, &format!("key list{flags}")).await;
+        assert!(!list.contains("LAST MINUTE") && ids.iter().all(|id| list.contains(id)), "{list}");
+        let json = said(&config, &format!("key list --json{flags}")).await;
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let error = json["live_error"].as_str().unwrap();
+        assert!(error.starts_with("only what stands in the files") && error.contains(why), "{error}");
+        assert!(json["live"] == false && !error.contains('\n') && json["api_keys"].as_array().unwrap().len() == 3);
+    }
+    let (edge, flags) = answering(&dir, REFUSED).await;
+    let json: serde_json::Value =
+        serde_json::from_str(&said(&config, &format!("key list --json{flags}")).await).unwrap();
+    assert!(json["live_error"].as_str().unwrap().contains("no, thank you"), "{json}");
+    edge.abort();
+}
+
+#[tokio::test]
+async fn the_status_of_leases_shows_what_became_of_them() {
+    // BIN-3, CRD-13
+    let (dir, target) = managed();
+    let counts = serde_json::json!({
+        "uptime_ms": 62_000, "issued": 12, "opened": 9, "refused": 2, "unused": 1, "denied": 3,
+        "reasons": [{"by": "edge", "reason": "disabled", "count": 3}, {"by": "node", "reason": "expired", "count": 2}],
+    });
+    let (edge, flags) = answering(&dir, ok(&counts)).await;
+    let status = said(&target.config, &format!("lease status{flags}")).await;
+    let expected = "
+leases     12 issued in 1m02s: 9 opened, 2 refused by Nodes, 1 unused
+requests   3 got no lease
+refused    3 by the edge: disabled
+refused    2 by the node: expired
+";
+    assert!(status.ends_with(expected), "{status}");
+    let json = said(&target.config, &format!("lease status --json{flags}")).await;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["leases"], &json["live"], &json["slots"]["enabled"]), (&counts, &true.into(), &1.into()));
+    edge.abort();
+    let _ended = edge.await;
+    let status = said(&target.config, &format!("lease status{flags}")).await;
+    assert!(status.contains("slots      1 enabled") && !status.contains("leases  "), "{status}");
+    let json = said(&target.config, &format!("lease status --json{flags}")).await;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["leases"].is_null() && json["live_error"].as_str().unwrap().contains("no Edge answers"), "{json}");
 }
 
 /// A managed fleet whose slot is in a file that `iop slot` writes.

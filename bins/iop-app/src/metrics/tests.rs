@@ -32,6 +32,11 @@ fn every_observation_has_a_metric_with_a_closed_label() {
     metrics.observe(&Observation::CredentialUnused);
     let reason = CredentialReason::BindingMismatch(BindingField::Slot);
     metrics.observe(&Observation::CredentialRefused { by: CredentialRefuser::Node, reason });
+    let counts = metrics.credentials();
+    assert_eq!(
+        (counts.issued, counts.unused, &*counts.refusals),
+        (1, 1, &[(CredentialRefuser::Node, "binding_mismatch", 1)][..])
+    );
     let text = metrics.render(&Gauges::default());
     for line in [
         r#"iop_credential_leases_total{outcome="issued"} 1"#,

@@ -225,7 +225,23 @@ async fn a_reload_keeps_counts_and_an_expired_key_says_so() {
     assert_eq!(refused.status(), 401);
     let error = error_of(&whole(refused).await.1);
     assert!(error["code"] == "invalid_api_key" && error["message"].as_str().unwrap().contains("expired"), "{error}");
-    assert!(rig.service.limiter().is_empty());
+    let (id, usage) = rig.service.limiter().usage(record::now()).pop().unwrap();
+    assert_eq!((id, usage.requests, usage.limits), (key.id().clone(), 2, KeyLimits::default()), "without limits, too");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_without_limits_is_counted_and_told_nothing() {
+    // CRD-12, BIN-3
+    let (rig, key) = rig([hanging([sse()]), answered()], KeyLimits::default());
+    let running = rig.send(asked_by(&key, STREAM));
+    tokio::pin!(running);
+    assert!(tokio::time::timeout(Duration::from_millis(1), &mut running).await.is_err());
+    let response = rig.send(asked_by(&key, CHAT)).await;
+    assert!(response.headers().keys().all(|name| !name.as_str().starts_with("x-ratelimit")), "{response:?}");
+    drop(response);
+    let meter = rig.service.limiter().meter(key.id()).unwrap();
+    let usage = meter.usage(record::now());
+    assert_eq!((usage.running, usage.requests), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
