@@ -55,6 +55,9 @@ enum IopCommand {
     /// Make, list, rotate and revoke tokens of Nodes
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Make what a further Node of a managed fleet needs, and new certificates, with the CA of `iop init --managed`
+    #[command(subcommand)]
+    Node(issue::node::NodeCommand),
     /// Check config files without starting anything; exit code 2 if one can't be used
     Check {
         /// edge.yaml or node.yaml
@@ -178,6 +181,7 @@ pub fn iop() -> ExitCode {
         IopCommand::Check { files } => check_files(&files),
         IopCommand::Key(command) => start_log(&log, "warn").and_then(|()| block_on(issue::key::run(command))),
         IopCommand::Token(command) => start_log(&log, "warn").and_then(|()| block_on(issue::token::run(command))),
+        IopCommand::Node(command) => start_log(&log, "warn").and_then(|()| block_on(issue::node::run(command))),
         IopCommand::Slot(command) => start_log(&log, "warn").and_then(|()| block_on(issue::slot::run(command))),
         IopCommand::Lease(command) => start_log(&log, "warn").and_then(|()| block_on(issue::lease::run(command))),
         IopCommand::Doctor(options) => start_log(&log, "error").and_then(|()| block_on(doctor::doctor(*options))),

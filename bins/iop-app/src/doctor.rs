@@ -14,7 +14,7 @@ use crate::operate::client::AdminOptions;
 use crate::term::{Cell, Paint, columns, has_colours, say};
 
 mod backend;
-mod certificate;
+pub(crate) mod certificate;
 mod edge;
 mod node;
 #[cfg(test)]

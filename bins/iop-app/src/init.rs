@@ -13,19 +13,29 @@ use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
 use rustls_pki_types::ServerName;
 
 use crate::certs::{self, DevCertificates, Identities};
+use crate::config::edge::NODES_PORT;
 use crate::config::secret::read_secret;
 use crate::exit::Failure;
 use crate::files::{Readers, create};
 use crate::operate::client::KEY_FILE;
 
+pub(crate) mod directory;
 #[cfg(test)]
 mod tests;
 mod text;
+
+use directory::NodeDirectory;
 
 /// Name of the Edge.
 const EDGE_ID: &str = "edge";
 /// Where a managed fleet keeps the key that signs leases.
 const ISSUER_KEY: &str = "keys/lease-issuer.pem";
+/// Where a managed fleet keeps its CA, to be moved away: nothing that runs reads it.
+pub(crate) const CA_DIR: &str = "ca";
+/// The CA's certificate there.
+pub(crate) const CA_CERT: &str = "ca.pem";
+/// The CA's private key there.
+pub(crate) const CA_KEY: &str = "ca-key.pem";
 /// Slot of the backend's key, and its file.
 const SLOT: &str = "main";
 const SLOT_FILE: &str = "keys/main.key";
@@ -68,10 +78,11 @@ pub struct Init {
     pub text: String,
 }
 
-struct File {
-    name: String,
-    text: String,
-    readers: Readers,
+/// A file to be written.
+pub(crate) struct File {
+    pub(crate) name: String,
+    pub(crate) text: String,
+    pub(crate) readers: Readers,
 }
 
 impl File {
@@ -81,6 +92,10 @@ impl File {
 
     fn secret(name: impl Into<String>, text: impl Into<String>) -> Self {
         Self { name: name.into(), text: text.into(), readers: Readers::Owner }
+    }
+
+    fn within(self, directory: &str) -> Self {
+        Self { name: format!("{directory}/{}", self.name), ..self }
     }
 }
 
@@ -152,6 +167,11 @@ fn node_ids(options: &InitOptions) -> Result<Vec<String>, Failure> {
                 Failure::usage(format!("`{}` can't be the id of a Node", id.escape_debug())).hint("--node gpu-1")
             );
         }
+        if options.managed && is_reserved(id) {
+            return Err(
+                Failure::usage(format!("`{id}/` is a directory of the fleet itself")).hint("give the Node another id")
+            );
+        }
         if ids.iter().filter(|other| *other == id).count() > 1 {
             return Err(Failure::usage(format!("node `{id}` is there twice")).hint("--node gpu-1,gpu-2"));
         }
@@ -161,6 +181,11 @@ fn node_ids(options: &InitOptions) -> Result<Vec<String>, Failure> {
             .hint("add --managed, or add the second one to edge.yaml and give it a token with `iop token new`"));
     }
     Ok(ids)
+}
+
+/// True if a Node of that id would have its files among those of the fleet, which it must never be given.
+pub(crate) fn is_reserved(id: &str) -> bool {
+    [CA_DIR, "certs", "keys"].iter().any(|taken| taken.eq_ignore_ascii_case(id))
 }
 
 fn identities(ids: &[String]) -> Result<Identities, Failure> {
@@ -221,14 +246,21 @@ fn managed_files(parts: &Parts<'_>) -> Vec<File> {
     if let Some(secret) = &parts.secret {
         files.push(File::secret(SLOT_FILE, format!("{secret}\n")));
     }
+    if let Some(key) = &parts.certs.ca_key {
+        files.push(File::open(format!("{CA_DIR}/{CA_CERT}"), &parts.certs.ca));
+        files.push(File::secret(format!("{CA_DIR}/{CA_KEY}"), key.expose()));
+    }
+    let Some(identities) = &parts.identities else { return files };
     for ((id, token), pair) in parts.nodes.iter().zip(&parts.certs.nodes) {
-        let at = |name: &str| format!("{id}/{name}");
-        files.push(File::open(at("ca.pem"), &parts.certs.ca));
-        files.push(File::open(at("cert.pem"), &pair.cert));
-        files.push(File::secret(at("key.pem"), pair.key.expose()));
-        files.push(File::secret(at("node.token"), format!("{}\n", token.reveal())));
-        files.push(File::open(at("node.yaml"), text::managed_node_yaml(parts)));
-        files.push(File::open(at("node.env"), text::node_env(parts)));
+        let directory = NodeDirectory {
+            authority: format!("{}:{NODES_PORT}", text::edge_host(parts.options)),
+            edge: &identities.edge,
+            ca: &parts.certs.ca,
+            pair,
+            backends: parts.options.backend.as_deref().into_iter().collect(),
+        };
+        files.extend(directory.files().into_iter().map(|file| file.within(id)));
+        files.push(File::secret(directory::TOKEN, format!("{}\n", token.reveal())).within(id));
     }
     files
 }
@@ -260,6 +292,12 @@ fn write_all(dir: &Path, files: &[File], issuer: Option<&Path>, force: bool) -> 
         let path = dir.join(&file.name);
         fresh(&path)?;
         create(&path, &file.text, file.readers).map_err(|error| failed(&path, error))?;
+    }
+    #[cfg(unix)]
+    if files.iter().any(|file| Path::new(&file.name).starts_with(CA_DIR)) {
+        let path = dir.join(CA_DIR);
+        let owner = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        fs::set_permissions(&path, owner).map_err(|error| failed(&path, error))?;
     }
     if let Some(path) = issuer {
         fresh(path)?;

@@ -1,4 +1,4 @@
-//! Decides how keys, tokens and credential slots are made, listed, rotated and taken back (BIN-3, CRD-11, CRD-12).
+//! Decides how keys, tokens, certificates and credential slots are made, listed, rotated and taken back (BIN-3, CRD-11, CRD-12).
 //!
 //! Config is files, so these commands change files: those that `edge.yaml` names for it, and nothing that a person
 //! wrote. Every change is checked with the whole config before it is written, and a running Edge is told to read it.
@@ -20,11 +20,14 @@ use crate::term::{note, say};
 
 pub mod key;
 pub mod lease;
+pub mod node;
 pub mod record;
 pub mod slot;
 #[cfg(test)]
 mod tests;
 pub mod token;
+#[cfg(test)]
+pub(crate) mod typed;
 
 /// Which config is changed, and how a running Edge is told.
 #[derive(Debug, Clone, clap::Args)]

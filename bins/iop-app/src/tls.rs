@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use iop_wire::link::grpc::{EdgeVerifier, IdentityProblem, NodeTls, NodeVerifier, WantedEdge, certificate_identity};
 use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
+use rustls::client::danger::ServerCertVerifier as _;
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::config::edge::TlsPair;
 use crate::config::secret::resolve_path;
@@ -281,6 +282,23 @@ pub fn identified_node_client(
         Some(edge) => NodeTls::identified(config, edge),
         None => config.into(),
     })
+}
+
+/// Whether a Node that trusts `roots` and wants `wanted` takes this chain for the Edge at `host` (CRD-10).
+///
+/// # Errors
+/// Why it does not.
+pub fn edge_for_nodes(
+    chain: &[CertificateDer<'_>],
+    roots: RootCertStore,
+    wanted: WantedEdge,
+    host: &str,
+) -> Result<(), rustls::Error> {
+    let general = |error: &dyn std::fmt::Display| rustls::Error::General(error.to_string());
+    let verifier = EdgeVerifier::new(Arc::new(roots), wanted, provider()).map_err(|error| general(&error))?;
+    let name = ServerName::try_from(host).map_err(|error| general(&error))?;
+    let (leaf, rest) = chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)?;
+    verifier.verify_server_cert(leaf, rest, &name, &[], UnixTime::now()).map(|_| ())
 }
 
 /// For backends with https, with what the system trusts: only to see whether one is there.

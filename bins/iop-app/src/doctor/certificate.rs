@@ -12,17 +12,17 @@ const DAY: u64 = 86_400;
 
 /// What a certificate says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(crate) struct Facts {
     /// DNS names and addresses.
-    pub(super) names: Vec<String>,
+    pub(crate) names: Vec<String>,
     /// URI names.
-    pub(super) uris: Vec<String>,
+    pub(crate) uris: Vec<String>,
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
 }
 
 /// Reads a certificate in DER.
-pub(super) fn facts(der: &[u8]) -> Option<Facts> {
+pub(crate) fn facts(der: &[u8]) -> Option<Facts> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let time = |unix: i64| Timestamp(u64::try_from(unix).unwrap_or(0));
     let validity = certificate.validity();
@@ -56,7 +56,7 @@ pub(super) fn tell(facts: &Facts, check: &str, now: Timestamp, report: &mut Repo
     if !uris.is_empty() {
         whom = if whom.is_empty() { uris.join(", ") } else { format!("{whom}; {}", uris.join(", ")) };
     }
-    let renew = "renew it (`iop init` makes new ones for tests); a running process takes it with the next reload";
+    let renew = "renew it (`iop node renew` in a fleet of `iop init --managed`); a running process takes it by itself";
     if until.0 <= now.0 {
         report.fail(check, format!("{whom}: expired at {until}"), renew);
     } else if from.0 > now.0 {

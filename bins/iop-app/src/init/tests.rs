@@ -196,6 +196,15 @@ fn a_managed_fleet_passes_the_checks_and_each_certificate_names_one_workload() {
             assert_eq!(secrets.check(&token, 0), iop_edge_core::token::TokenProof::Accepted);
             assert!(done.text.contains(&format!("{id}/node.yaml")), "{}", done.text);
         }
+        // The CA's key is in its own directory, alone with its certificate, and nowhere else.
+        let ca_key = fs::read_to_string(dir.path().join("ca/ca-key.pem")).unwrap();
+        let with_it: Vec<_> =
+            done.files.iter().filter(|path| fs::read_to_string(path).unwrap().contains(&ca_key)).collect();
+        assert_eq!(with_it, [&dir.path().join("ca/ca-key.pem")]);
+        assert_eq!(fs::read_dir(dir.path().join("ca")).unwrap().count(), 2);
+        #[cfg(unix)]
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(dir.path().join("ca")).unwrap()) & 0o777, 0o700);
+        assert!(done.text.contains("ca/") && done.text.contains("iop node add NAME"), "{}", done.text);
         // Every secret is this user's; none but the API key is shown.
         assert!(!done.text.contains("iopn_") && !done.text.contains("sk-provider"), "{}", done.text);
         #[cfg(unix)]
@@ -227,6 +236,7 @@ fn a_managed_backend_without_its_key_waits_for_it_and_wrong_flags_are_told() {
         (InitOptions { models: vec!["m".to_owned()], ..managed(&dir) }, "--backend"),
         (InitOptions { node: "a,a".to_owned(), ..managed(&dir) }, "gpu-1,gpu-2"),
         (InitOptions { node: "a/b".to_owned(), ..managed(&dir) }, "A-Z a-z 0-9"),
+        (InitOptions { node: "gpu-1,CA".to_owned(), ..managed(&dir) }, "give the Node another id"),
         (InitOptions { node: "a,b".to_owned(), ..options(&dir) }, "--managed"),
     ] {
         let failure = init(&bad, SystemTime::now()).unwrap_err();

@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use iop_edge_core::token::Token;
-use iop_node_core::AllowUpstream;
 
-use super::{EDGE_ID, ISSUER_KEY, InitOptions, Parts, SLOT, SLOT_FILE};
+use super::{CA_DIR, EDGE_ID, ISSUER_KEY, InitOptions, Parts, SLOT, SLOT_FILE};
 use crate::certs::VALID_DAYS;
 use crate::config::edge::credentials::{SlotRecord, SlotStatusConfig};
 use crate::config::edge::records;
@@ -149,7 +148,7 @@ admin: {{ key_hash: \"{}\" }}
     text
 }
 
-fn edge_host(options: &InitOptions) -> String {
+pub(super) fn edge_host(options: &InitOptions) -> String {
     match options.host.first() {
         None => "127.0.0.1".to_owned(),
         Some(host) if host.contains(':') && !host.starts_with('[') => format!("[{host}]"),
@@ -166,47 +165,6 @@ tls: {{ ca: certs/ca.pem }}
 reconnect: {{ max_attempts: 0 }}          # 0 = never give up
 ",
         edge_host(options)
-    )
-}
-
-/// The Edge as its Nodes know it.
-fn edge_identity(parts: &Parts<'_>) -> String {
-    parts.identities.as_ref().map(|all| all.edge.to_string()).unwrap_or_default()
-}
-
-pub(super) fn managed_node_yaml(parts: &Parts<'_>) -> String {
-    format!(
-        "# Written by `iop init --managed`, for `iop-node serve --config node.yaml`. Paths start at this file.
-edge: \"https://{}:{NODES_PORT}\"
-identity: \"{}\"      # no other Edge is talked to
-token_file: node.token
-tls: {{ ca: ca.pem, cert: cert.pem, key: key.pem }}
-reconnect: {{ max_attempts: 0 }}          # 0 = never give up
-{}",
-        edge_host(parts.options),
-        edge_identity(parts),
-        parts.options.backend.as_deref().and_then(upstream).unwrap_or_default()
-    )
-}
-
-/// What a Node must allow for this backend, if the default does not.
-fn upstream(url: &str) -> Option<String> {
-    AllowUpstream::default().check(url).err()?;
-    let host = url.parse::<http::Uri>().ok()?.host()?.trim_matches(['[', ']']).to_owned();
-    Some(format!(
-        "allow_upstream: [loopback, private, {}]      # what the Edge may let this Node call\n",
-        record::quoted(&host)
-    ))
-}
-
-pub(super) fn node_env(parts: &Parts<'_>) -> String {
-    format!(
-        "# Written by `iop init --managed`: the same as node.yaml, for `EnvironmentFile=` of systemd or `--env-file` of a
-# container. Paths start at the working directory.
-IOP_NODE_CONFIG=node.yaml
-IOP_NODE_EDGE=https://{}:{NODES_PORT}
-",
-        edge_host(parts.options)
     )
 }
 
@@ -263,7 +221,7 @@ pub(super) fn managed(parts: &Parts<'_>) -> String {
     let (host, ca, edge_yaml) = (edge_host(options), at("certs/ca.pem"), at("edge.yaml"));
     let directories: Vec<_> = nodes.iter().map(|(id, _)| at(&format!("{id}/"))).collect();
     let mut text = format!(
-        "wrote {edge_yaml}, {}, {}, {}, {}, {}, and {} (certificates are valid for {VALID_DAYS} days)
+        "wrote {edge_yaml}, {}, {}, {}, {}, {}, {}, and {} (certificates are valid for {VALID_DAYS} days)
 
 Shown once, kept nowhere but here:
   API key     {}
@@ -276,6 +234,7 @@ Next:
         at(SLOTS),
         at(KEY_FILE),
         at(ISSUER_KEY),
+        at(&format!("{CA_DIR}/")),
         directories.join(", "),
         key.reveal(),
     );
@@ -294,9 +253,16 @@ Next:
         ));
     }
     text.push_str(&if options.host.is_empty() {
-        "\nAll on this machine. For Nodes on others: iop init --managed --force --host NAME-OF-THIS-MACHINE".to_owned()
+        "\nAll on this machine. For Nodes on others: iop init --managed --force --host NAME-OF-THIS-MACHINE\n"
+            .to_owned()
     } else {
-        format!("\nCopy each Node's directory ({}) to its machine; it is all the Node needs.", directories.join(", "))
+        format!("\nCopy each Node's directory ({}) to its machine; it is all the Node needs.\n", directories.join(", "))
     });
+    text.push_str(&format!(
+        "{} makes Nodes of this fleet: move it to a place that is offline. For a further Node, or a new certificate:
+  iop node add NAME --config {edge_yaml} --ca {}",
+        at(&format!("{CA_DIR}/")),
+        at(CA_DIR),
+    ));
     text
 }

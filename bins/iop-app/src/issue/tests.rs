@@ -1,9 +1,6 @@
 use iop_edge_core::token::{Token, TokenKind};
 
-use super::key::KeyCommand;
-use super::lease::LeaseCommand;
-use super::slot::SlotCommand;
-use super::token::TokenCommand;
+use super::typed::{said, typed, typed_to};
 use super::*;
 use crate::config::edge::credentials::SlotStatusConfig;
 use crate::exit::Exit;
@@ -18,40 +15,6 @@ fn written(dir: &TestDir, auth: &str) -> PathBuf {
 }
 
 const FILES: &str = "api_keys_file: keys.yaml, node_tokens_file: tokens.yaml";
-
-#[derive(Debug, clap::Parser)]
-struct Line {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Command {
-    #[command(subcommand)]
-    Key(KeyCommand),
-    #[command(subcommand)]
-    Token(TokenCommand),
-    #[command(subcommand)]
-    Slot(SlotCommand),
-    #[command(subcommand)]
-    Lease(LeaseCommand),
-}
-
-/// Runs it as it is typed, and tells no Edge.
-async fn typed(config: &Path, line: &str) -> Result<(), Failure> {
-    typed_to(config, &format!("{line} --no-reload")).await
-}
-
-async fn typed_to(config: &Path, line: &str) -> Result<(), Failure> {
-    let mut words: Vec<String> = std::iter::once("iop").chain(line.split(' ')).map(str::to_owned).collect();
-    words.extend(["--config".to_owned(), config.display().to_string()]);
-    match <Line as clap::Parser>::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).command {
-        Command::Key(command) => key::run(command).await,
-        Command::Token(command) => token::run(command).await,
-        Command::Slot(command) => slot::run(command).await,
-        Command::Lease(command) => lease::run(command).await,
-    }
-}
 
 fn loaded(config: &Path) -> LoadedEdge {
     let (loaded, problems) = EdgeConfig::load(config);
@@ -314,13 +277,6 @@ async fn an_edge_that_breaks_off_is_no_edge_that_is_not_there() {
 fn ok(body: &serde_json::Value) -> String {
     let body = body.to_string();
     format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
-}
-
-/// What a command prints.
-async fn said(config: &Path, line: &str) -> String {
-    crate::term::heard::take();
-    typed_to(config, line).await.unwrap();
-    crate::term::heard::take()
 }
 
 #[tokio::test]

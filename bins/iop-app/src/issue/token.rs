@@ -123,7 +123,7 @@ fn out_is_free(out: Option<&Path>) -> Result<(), Failure> {
 }
 
 /// The Node as the config has it.
-fn node_of(node: &str, target: &Target) -> Result<NodeRecord, Failure> {
+pub(super) fn node_of(node: &str, target: &Target) -> Result<NodeRecord, Failure> {
     let loaded = target.load()?;
     let known: Vec<_> = loaded.config.nodes.iter().map(|node| node.id.as_str()).collect();
     loaded.config.nodes.iter().find(|known| known.id == node).cloned().ok_or_else(|| {
@@ -132,7 +132,28 @@ fn node_of(node: &str, target: &Target) -> Result<NodeRecord, Failure> {
     })
 }
 
+/// A token that was made.
+#[derive(Debug)]
+pub(super) struct Issued {
+    pub(super) made: NodeTokenRecord,
+    token: Token,
+    pub(super) effect: Effect,
+    pub(super) file: Option<PathBuf>,
+}
+
 async fn make(node: &str, expires: Option<Timestamp>, out: Option<&Path>, target: &Target) -> Result<(), Failure> {
+    let Issued { made, token, effect, file } = issue(node, expires, out, target).await?;
+    show(&made, &token, &effect, file.as_deref(), out, target);
+    effect.settled()
+}
+
+/// Makes the token of a Node that has none, in a new file if one is named. An error means that nothing was written.
+pub(super) async fn issue(
+    node: &str,
+    expires: Option<Timestamp>,
+    out: Option<&Path>,
+    target: &Target,
+) -> Result<Issued, Failure> {
     out_is_free(out)?;
     let file = target.file(&NODE_TOKENS)?;
     let token = generate(TokenKind::Node)?;
@@ -146,8 +167,7 @@ async fn make(node: &str, expires: Option<Timestamp>, out: Option<&Path>, target
     let Some(file) = file else {
         // A new Node's record needs its token first.
         write_out(out, &token)?;
-        show(&made, &token, &Effect::Shown, None, out, target);
-        return Ok(());
+        return Ok(Issued { made, token, effect: Effect::Shown, file: None });
     };
     let _turn = files::turn(file.parent().unwrap_or(Path::new("")));
     if node_of(node, target)?.token_hash.is_some() {
@@ -158,8 +178,7 @@ async fn make(node: &str, expires: Option<Timestamp>, out: Option<&Path>, target
     let mut records = in_file(&file)?;
     records.push(made.clone());
     let effect = put_with(target, &file, &records, out, &token).await?;
-    show(&made, &token, &effect, Some(&file), out, target);
-    effect.settled()
+    Ok(Issued { made, token, effect, file: Some(file) })
 }
 
 /// The token in a file of its own, if one is wanted.

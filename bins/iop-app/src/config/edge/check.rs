@@ -108,7 +108,7 @@ fn node_tokens<'a>(
 }
 
 /// A Node without a token can't connect.
-fn has_token(node: &Tree, files: &Files, problems: &mut Problems) {
+fn has_token(node: &Tree, files: &Files, managed: bool, problems: &mut Problems) {
     let Some((id, at)) = node.text("id") else { return };
     if node.get("token_hash").is_some() {
         return;
@@ -118,7 +118,8 @@ fn has_token(node: &Tree, files: &Files, problems: &mut Problems) {
             let mut records = file.tree.list(NODE_TOKENS.list).iter();
             if !records.any(|record| record.text("node").is_some_and(|(of, _)| of == id)) {
                 let message = format!("node `{}` has no token: it can't connect", id.escape_debug());
-                problems.warning(at, message, Some(format!("iop token new {id}")));
+                let command = if managed { "iop node add" } else { "iop token new" };
+                problems.warning(at, message, Some(format!("{command} {id}")));
             }
         }
         None => problems.error(
@@ -158,7 +159,7 @@ fn nodes<'a>(tree: &'a Tree, files: &'a Files, base: &Path, problems: &mut Probl
             hash_file(hash, at, base, problems);
         }
         previous(node.get("previous_token"), base, problems);
-        has_token(node, files, problems);
+        has_token(node, files, shows_certificates(tree), problems);
         let mut adapters = Unique::default();
         for provider in node.list("providers") {
             if let Some((id, at)) = provider.text("id") {
@@ -428,6 +429,11 @@ fn cors(tree: &Tree, problems: &mut Problems) {
     }
 }
 
+/// True if Nodes are asked for a certificate.
+fn shows_certificates(tree: &Tree) -> bool {
+    tree.get("tls").and_then(|tls| tls.get("nodes")).is_some_and(|nodes| nodes.get("client_ca").is_some())
+}
+
 /// Identities of Nodes, and that each Node has one where one is asked for.
 fn identities(tree: &Tree, problems: &mut Problems) {
     let domain = match tree.text("trust_domain") {
@@ -440,8 +446,7 @@ fn identities(tree: &Tree, problems: &mut Problems) {
         },
         None => TrustDomain::default(),
     };
-    let required =
-        tree.get("tls").and_then(|tls| tls.get("nodes")).is_some_and(|nodes| nodes.get("client_ca").is_some());
+    let required = shows_certificates(tree);
     let mut seen = Unique::default();
     for node in tree.list("nodes") {
         let Some((id, id_at)) = node.text("id") else { continue };
