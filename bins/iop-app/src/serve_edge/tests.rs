@@ -1,5 +1,6 @@
 mod ingress;
 mod managed;
+mod matrix;
 
 use std::time::Duration;
 

@@ -15,10 +15,10 @@ use super::*;
 use crate::node_files::NodeFiles;
 use crate::testhttp::{get, send};
 
-struct Ca(CertifiedIssuer<'static, KeyPair>);
+pub(super) struct Ca(CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -31,9 +31,20 @@ impl Ca {
 
     /// Writes `<name>.pem` and `<name>-key.pem` for this URI name.
     fn issue(&self, dir: &TestDir, name: &str, uri: Option<&str>, usage: ExtendedKeyUsagePurpose) {
+        self.issue_with(dir, name, &Vec::from_iter(uri), |params| params.extended_key_usages = vec![usage]);
+    }
+
+    /// The same for these URI names, after a change.
+    pub(super) fn issue_with(
+        &self,
+        dir: &TestDir,
+        name: &str,
+        uris: &[&str],
+        change: impl FnOnce(&mut CertificateParams),
+    ) {
         let mut params = CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
-        params.extended_key_usages = vec![usage];
-        params.subject_alt_names.extend(uri.map(|uri| SanType::URI(uri.try_into().unwrap())));
+        params.subject_alt_names.extend(uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())));
+        change(&mut params);
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
         dir.write(&format!("{name}.pem"), &certificate.pem());
@@ -44,7 +55,7 @@ impl Ca {
         self.issue(dir, "edge", Some("spiffe://iop.local/iop/edge/edge"), ExtendedKeyUsagePurpose::ServerAuth);
     }
 
-    fn issue_node(&self, dir: &TestDir, node: &str) {
+    pub(super) fn issue_node(&self, dir: &TestDir, node: &str) {
         let uri = format!("spiffe://iop.local/iop/node/{node}");
         self.issue(dir, node, Some(&uri), ExtendedKeyUsagePurpose::ClientAuth);
     }
@@ -53,19 +64,19 @@ impl Ca {
 const NODES: [&str; 2] = ["n1", "n2"];
 
 /// An Edge with two Nodes in its config, each of which can serve `iop-demo`.
-struct Managed {
-    dir: TestDir,
-    ca: Ca,
+pub(super) struct Managed {
+    pub(super) dir: TestDir,
+    pub(super) ca: Ca,
     openai: SocketAddr,
-    nodes: SocketAddr,
+    pub(super) nodes: SocketAddr,
     admin: SocketAddr,
     reloader: Reloader,
-    runtime: EdgeRuntime,
+    pub(super) runtime: EdgeRuntime,
     stop: Shutdown,
 }
 
 impl Managed {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         let (dir, ca) = (TestDir::new(), Ca::new("first"));
         ca.issue_edge(&dir);
         dir.write("ca.pem", &ca.pem());
@@ -90,7 +101,7 @@ impl Managed {
         Self { dir, ca, openai, nodes, admin, reloader, runtime, stop }
     }
 
-    fn options(&self, token: &str, certificate: Option<&str>) -> NodeOptions {
+    pub(super) fn options(&self, token: &str, certificate: Option<&str>) -> NodeOptions {
         let at = |name: String| self.dir.path().join(name);
         NodeOptions {
             dial: DialOptions {
@@ -113,7 +124,7 @@ impl Managed {
     }
 
     /// The metrics have this line, or get it soon: what ended at a Node may not be counted here yet.
-    async fn metric(&self, line: &str) -> bool {
+    pub(super) async fn metric(&self, line: &str) -> bool {
         let counted = async {
             while !text(send(self.admin, get("/metrics")).await).await.lines().any(|known| known == line) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -129,7 +140,7 @@ impl Managed {
         metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0)
     }
 
-    async fn ready(&self, name: &str) -> Running {
+    pub(super) async fn ready(&self, name: &str) -> Running {
         let options = NodeOptions { reconnect_max_attempts: Some(0), ..self.options(name, Some(name)) };
         let (node, stop) = (node(options), CancellationToken::new());
         let mut status = node.status();
@@ -149,14 +160,14 @@ impl Drop for Managed {
     }
 }
 
-struct Running {
+pub(super) struct Running {
     status: iop_node_core::StatusHandle,
     task: JoinHandle<Result<ServeEnd, NodeError>>,
     stop: CancellationToken,
 }
 
 impl Running {
-    async fn end(self) {
+    pub(super) async fn end(self) {
         self.stop.cancel();
         let _status = self.status;
         assert_eq!(timeout(Duration::from_secs(40), self.task).await.unwrap().unwrap(), Ok(ServeEnd::Drained));
