@@ -12,6 +12,7 @@
 //! | [`pair`] | how both engines run in one process over a memory link |
 //! | [`storm`] | how many clients ask at once while something breaks, and what they are told |
 //! | [`swarm`] | how many Nodes live in this process, over real connections |
+//! | [`leaks`] | whether a secret stands somewhere, in whatever form |
 //! | [`machine`] | what the tests ask of the operating system: folders, memory, polling |
 #![allow(
     clippy::expect_used,
@@ -23,6 +24,7 @@
 
 pub mod answer;
 pub mod fleet;
+pub mod leaks;
 pub mod machine;
 pub mod pair;
 pub mod process;

@@ -36,7 +36,7 @@ macro_rules! programs {
 }
 
 /// Most lines of output that are kept.
-const MAX_LINES: usize = 20_000;
+pub const MAX_LINES: usize = 20_000;
 
 #[derive(Debug, Default)]
 struct Log {

@@ -93,7 +93,10 @@ impl Request {
     }
 
     fn to_bytes(&self) -> Vec<u8> {
-        let mut head = format!("{} {} HTTP/1.1\r\nhost: edge.test\r\n", self.method, self.path);
+        let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.path);
+        if !self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+            head.push_str("host: edge.test\r\n");
+        }
         for (name, value) in &self.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }

@@ -21,6 +21,7 @@ mod load;
 mod node_alone;
 mod recovering;
 mod reload;
+mod sentinel;
 mod shutdown;
 mod slow_reader;
 
