@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use iop_edge_core::snapshot::{EdgeSnapshot, ProviderHealth, ProviderSnapshot};
+use iop_execution::ProviderId;
 
 use crate::sim::history::Who;
 use crate::sim::net::Conn;
@@ -227,6 +228,14 @@ pub(super) fn is_at_rest(stage: &Stage) -> Result<(), String> {
     if let Some(node) = snapshot.nodes.iter().find(|node| !node.connected || node.draining) {
         return Err(format!("{} is not ready", node.node));
     }
+    // The last config is in force everywhere (REG-7). Until then a provider that was away for a while is not seen, lowered or not.
+    for plan in &stage.plan.providers {
+        let id = ProviderId::new(&plan.id).map_err(|error| error.to_string())?;
+        let shown = snapshot.provider(&id).filter(|provider| provider.connected).map(|provider| provider.effective);
+        if shown.is_none_or(|shown| shown.capacity != plan.capacity) {
+            return Err(format!("REG-7: {id} has {shown:?}, not {}", plan.capacity));
+        }
+    }
     let mut providers = snapshot.nodes.iter().flat_map(|node| &node.providers);
     if let Some(provider) = providers.find(|provider| provider.cooling.is_some()) {
         return Err(format!("{} is cooling", provider.provider));
@@ -250,14 +259,6 @@ pub(super) fn is_at_rest(stage: &Stage) -> Result<(), String> {
 pub(super) fn at_rest(stage: &Stage) -> Result<(), String> {
     is_at_rest(stage)?;
     let Some(edge) = &stage.edge else { return Ok(()) };
-    // The last config is in force everywhere (REG-7).
-    let snapshot = edge.host.inside(|| edge.edge.snapshot());
-    for provider in snapshot.nodes.iter().flat_map(|node| &node.providers) {
-        let plan = &stage.plan.providers[index(provider.provider.as_str())];
-        if provider.effective.capacity != plan.capacity {
-            return Err(format!("REG-7: {} has {:?}, not {}", plan.id, provider.effective, plan.capacity));
-        }
-    }
     // The timer, the listener, and one task for each connection.
     let (tasks, expected) = (edge.host.tasks(), 2 + stage.plan.nodes.len());
     if tasks != expected {
