@@ -63,6 +63,7 @@ pub(crate) use handshake::RETRY_CROWDED;
 pub(crate) use id::CommandId;
 pub use id::{AttemptId, ConnectionId, Generation};
 pub use identity::IDENTITY_DRAIN;
+use identity::RETURN_GRACE;
 pub use ledger::{
     AtCapacity, CapacityLease, CapacityLedger, Ledger, PlaceCounters, PlaceLimits, ReleaseCause, WorkClass,
 };
@@ -327,6 +328,9 @@ impl EdgeState {
                 None
             }
             Ended::WasReady(claim) => {
+                if matches!(code, CloseCode::Restart | CloseCode::IdentityRevoked) {
+                    self.fleet.expect_back(&claim.node, now + RETURN_GRACE);
+                }
                 self.fence(claim.generation, now);
                 let (node, generation) = (claim.node.clone(), claim.generation);
                 self.effects.push_back(Effect::Publish(EdgeNodeEvent::Disconnected { node, generation, code }));
@@ -364,7 +368,7 @@ impl EdgeState {
         let deadline_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         for connection in self.registry.ids() {
             if self.registry.generation(connection).is_some() {
-                let message = ToNode::Drain(Drain { deadline_ms });
+                let message = ToNode::Drain(Drain { deadline_ms, returning: false });
                 self.effects.push_back(Effect::Send { connection, message: Box::new(message) });
             }
         }

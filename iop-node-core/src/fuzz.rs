@@ -269,7 +269,7 @@ fn step(edge: &mut Edge, runs: &mut u64, choices: &mut Choices<'_>) {
         }
         15 => ToNode::Ping(Ping { nonce: choices.number() }),
         16 => ToNode::Pong(Pong { nonce: choices.number(), edge_time_ms: choices.number() }),
-        17 => ToNode::Drain(Drain { deadline_ms: choices.number() }),
+        17 => ToNode::Drain(Drain { deadline_ms: choices.number(), returning: choices.flag() }),
         18 if choices.below(8) == 1 => {
             ToNode::Goodbye(Goodbye { code: *choices.pick(CloseCode::ALL), retry_after_ms: 1000 })
         }

@@ -359,6 +359,8 @@ async fn supervise(
                 match session::serve(inner, link, ordinal, &mut reconnect, shutdown).await {
                     End::Shutdown { cancelled: false } => return Ok(ServeEnd::Drained),
                     End::Shutdown { cancelled: true } => return Ok(ServeEnd::Cancelled),
+                    // Asked for, and not by the peer: there is nothing to wait for.
+                    End::Renewed => continue,
                     End::Refused(refusal) if refusal.reason.is_fatal() => {
                         return Err(NodeError::Refused(refusal.reason));
                     }

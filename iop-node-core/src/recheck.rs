@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use iop_wire::VerifiedIdentity;
 use tokio::sync::watch;
@@ -11,7 +12,12 @@ type Good = Arc<dyn Fn(&VerifiedIdentity) -> bool + Send + Sync>;
 
 /// Looks at the Edge again. Cheap to clone; works before, while and after the Node serves.
 #[derive(Clone)]
-pub struct EdgeCheck(Arc<watch::Sender<Option<Good>>>);
+pub struct EdgeCheck(Arc<Asked>);
+
+struct Asked {
+    good: watch::Sender<Option<Good>>,
+    renew: watch::Sender<Duration>,
+}
 
 impl fmt::Debug for EdgeCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -21,7 +27,7 @@ impl fmt::Debug for EdgeCheck {
 
 impl Default for EdgeCheck {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(None)))
+        Self(Arc::new(Asked { good: watch::Sender::new(None), renew: watch::Sender::new(Duration::ZERO) }))
     }
 }
 
@@ -33,21 +39,29 @@ impl EdgeCheck {
     ///
     /// `good` is called on the connection's task: it may check signatures, not wait.
     pub fn recheck(&self, good: impl Fn(&VerifiedIdentity) -> bool + Send + Sync + 'static) {
-        self.0.send_replace(Some(Arc::new(good)));
+        self.0.good.send_replace(Some(Arc::new(good)));
+    }
+
+    /// Live connections are made anew, because what the next dial shows or sees is newer: each as soon as nothing runs on it, and
+    /// else at a random time in the second half of `within`. What runs then may finish, for five minutes or the drain grace,
+    /// whichever is longer, and new requests wait for the Node or go elsewhere.
+    pub fn renew(&self, within: Duration) {
+        self.0.renew.send_replace(within);
     }
 
     /// For a connection that begins, with what its Edge has proved.
     pub(crate) fn watch(&self, edge: Option<VerifiedIdentity>) -> Watch {
-        let mut asked = self.0.subscribe();
+        let mut asked = self.0.good.subscribe();
         // What was asked before counts too: TLS may have begun with what was in force then.
         asked.mark_changed();
-        Watch { asked, edge }
+        Watch { asked, renewed: self.0.renew.subscribe(), edge }
     }
 }
 
 /// What one connection watches.
 pub(crate) struct Watch {
     asked: watch::Receiver<Option<Good>>,
+    renewed: watch::Receiver<Duration>,
     edge: Option<VerifiedIdentity>,
 }
 
@@ -66,16 +80,29 @@ impl Watch {
         }
     }
 
-    /// Something was asked that was not answered yet.
+    /// What was said since this was asked last.
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub(crate) async fn asked(&mut self) {
-        if self.asked.changed().await.is_err() {
-            // The Node is gone, and with it whoever could ask.
-            std::future::pending::<()>().await;
+    pub(crate) async fn told(&mut self) -> Told {
+        let Self { asked, renewed, .. } = self;
+        tokio::select! {
+            biased;
+            Ok(()) = asked.changed() => Told::Recheck,
+            Ok(()) = renewed.changed() => Told::Renew(*renewed.borrow_and_update()),
+            // The Node is gone, and with it whoever could say something.
+            else => std::future::pending().await,
         }
     }
+}
+
+/// What a connection is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Ask whether the Edge is still good.
+    Recheck,
+    /// Begin anew within this time.
+    Renew(Duration),
 }
 
 #[cfg(test)]
@@ -85,8 +112,12 @@ mod tests {
 
     use super::*;
 
+    fn told(watch: &mut Watch) -> Option<Told> {
+        std::pin::pin!(watch.told()).now_or_never()
+    }
+
     fn asked(watch: &mut Watch) -> bool {
-        std::pin::pin!(watch.asked()).now_or_never().is_some()
+        told(watch) == Some(Told::Recheck)
     }
 
     #[test]
@@ -106,7 +137,12 @@ mod tests {
         }
         check.recheck(|_| true);
         assert!(asked(&mut before) && before.is_good());
+        // A connection that begins later is new enough.
+        check.renew(Duration::from_secs(9));
+        let mut later = check.watch(None);
+        assert_eq!([told(&mut before), told(&mut before)], [Some(Told::Renew(Duration::from_secs(9))), None]);
+        assert_eq!([told(&mut later), told(&mut later)], [Some(Told::Recheck), None]);
         drop(check);
-        assert!(!asked(&mut before), "nobody can ask any more");
+        assert_eq!(told(&mut before), None, "nobody can ask any more");
     }
 }

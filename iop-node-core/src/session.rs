@@ -30,11 +30,11 @@ use crate::install::{Prepared, Refused, apply};
 use crate::node::{Inner, NodeStatus};
 use crate::observe::{RunOutcome, RunPath};
 use crate::probe::Observations;
-use crate::recheck::Watch;
+use crate::recheck::{Told, Watch};
 use crate::state::config::ConfigSync;
 use crate::state::handshake::{Handshake, State, Step};
 use crate::state::leases::LeaseDesk;
-use crate::state::reconnect::Reconnect;
+use crate::state::reconnect::{Reconnect, fraction};
 use crate::state::refresh::{Question, RefreshPlan};
 use crate::state::runs::RunTable;
 
@@ -47,6 +47,8 @@ mod outgoing;
 const GOODBYE_LINGER: Duration = Duration::from_secs(1);
 /// Time for the last terminals to be written once the drain grace has passed and everything was cancelled.
 const DRAIN_FLUSH: Duration = Duration::from_secs(1);
+/// How long what runs may take at least before a connection is made anew: nothing is wrong with it.
+const RENEW_GRACE: Duration = Duration::from_secs(300);
 /// How long a drain waits at least for requests that were on their way when it began.
 const DRAIN_SETTLE: Duration = Duration::from_millis(250);
 
@@ -63,6 +65,8 @@ pub(crate) enum End {
     Refused(RegisterRefusal),
     /// Local shutdown. `cancelled`: something still ran when the grace was over.
     Shutdown { cancelled: bool },
+    /// The connection is made anew at once.
+    Renewed,
 }
 
 impl End {
@@ -73,6 +77,7 @@ impl End {
             Self::Lost | Self::Refused(_) => CloseCode::Closed,
             Self::Shutdown { cancelled: false } => CloseCode::Drained,
             Self::Shutdown { cancelled: true } => CloseCode::Shutdown,
+            Self::Renewed => CloseCode::Restart,
         }
     }
 
@@ -80,7 +85,7 @@ impl End {
     const fn goodbye(&self) -> Option<CloseCode> {
         match self {
             Self::Peer { .. } | Self::Lost | Self::Refused(_) => None,
-            Self::Close(_) | Self::Shutdown { .. } => Some(self.code()),
+            Self::Close(_) | Self::Shutdown { .. } | Self::Renewed => Some(self.code()),
         }
     }
 }
@@ -140,6 +145,8 @@ enum Because {
     Shutdown,
     /// The Edge is no longer who it was.
     EdgeIdentity,
+    /// Certificates were renewed: the next connection is made with the new ones.
+    Renewed,
 }
 
 /// Work that is being finished before the connection ends.
@@ -157,6 +164,7 @@ impl Draining {
         match self.because {
             Because::Shutdown => End::Shutdown { cancelled: self.cancelled },
             Because::EdgeIdentity => End::Close(CloseCode::IdentityRevoked),
+            Because::Renewed => End::Renewed,
         }
     }
 }
@@ -186,6 +194,8 @@ struct Session<'a> {
     observations: Observations,
     /// Who the Edge is.
     edge: Watch,
+    /// The connection is made anew by then.
+    renew_by: Option<Instant>,
     /// What credential leases need; none = this connection takes none.
     leases: Option<Arc<LeaseDesk>>,
     /// When the registration left, and the last ping: what answers say of the Edge's time is measured from there.
@@ -232,6 +242,7 @@ pub(crate) async fn serve(
         asking: JoinSet::new(),
         observations: Observations::default(),
         edge,
+        renew_by: None,
         leases,
         registered_at: now,
         pinged: None,
@@ -281,13 +292,22 @@ impl Session<'_> {
             if let Some(end) = self.drained() {
                 return end;
             }
+            if self.renew_by.is_some()
+                && self.is_idle()
+                && let Err(end) = self.drain(Because::Renewed)
+            {
+                return end;
+            }
             // In a fixed order, so that a simulation can be repeated. What ends the connection or a run comes first; messages
             // come before the timer, so that a pong that is here counts.
             let result = tokio::select! {
                 biased;
-                () = shutdown.cancelled(), if self.draining.is_none() => self.drain(Because::Shutdown),
+                () = shutdown.cancelled(), if !self.is_shutting_down() => self.drain(Because::Shutdown),
                 code = fault.raised() => Err(End::Close(code)),
-                () = self.edge.asked() => self.recheck(),
+                told = self.edge.told() => match told {
+                    Told::Recheck => self.recheck(),
+                    Told::Renew(within) => self.renew(within),
+                },
                 Some(finished) = self.tasks.join_next(), if !self.tasks.is_empty() => self.finished(finished),
                 providers = started(&mut self.starting), if self.starting.is_some() => self.started(providers),
                 prepared = prepared(&mut self.update), if self.update.is_some() => self.prepared(prepared),
@@ -312,6 +332,9 @@ impl Session<'_> {
             && let Some(refresh) = self.refreshes.poll_timeout()
         {
             due = due.min(refresh);
+        }
+        if let Some(by) = self.renew_by.filter(|_| self.draining.is_none()) {
+            due = due.min(by);
         }
         if let Some(draining) = &self.draining {
             due = due.min(draining.deadline);
@@ -338,6 +361,9 @@ impl Session<'_> {
         if self.takes_new_work() {
             self.ask(now);
         }
+        if self.draining.is_none() && self.renew_by.is_some_and(|by| by <= now) {
+            return self.drain(Because::Renewed);
+        }
         let Some(draining) = self.draining.as_mut().filter(|draining| draining.deadline <= now) else { return Ok(()) };
         if draining.cancelled {
             return Err(draining.end());
@@ -363,9 +389,30 @@ impl Session<'_> {
         self.drain(Because::EdgeIdentity)
     }
 
+    fn is_shutting_down(&self) -> bool {
+        self.draining.as_ref().is_some_and(|draining| draining.because == Because::Shutdown)
+    }
+
+    /// The connection is to be made anew: when nothing runs, or by a random time in the second half of `within`, so that Nodes
+    /// which were renewed together do not leave together.
+    fn renew(&mut self, within: Duration) -> Result<(), End> {
+        let half = within / 2;
+        self.renew_by = Some(now() + half + fraction(half, self.node.jitter()));
+        Ok(())
+    }
+
+    /// Nothing runs here, and everything that was said of what ran is written.
+    fn is_idle(&self) -> bool {
+        self.takes_new_work() && self.runs.is_empty() && self.tasks.is_empty() && self.outbox.open_runs() == 0
+    }
+
     /// No new work; what runs may finish.
     fn drain(&mut self, because: Because) -> Result<(), End> {
-        let grace = self.node.drain_grace;
+        self.renew_by = None;
+        let grace = match because {
+            Because::Shutdown | Because::EdgeIdentity => self.node.drain_grace,
+            Because::Renewed => self.node.drain_grace.max(RENEW_GRACE),
+        };
         let now = now();
         let draining = Draining { because, deadline: now + grace, settled: now + DRAIN_SETTLE, cancelled: false };
         if !self.handshake.drain() {
@@ -374,7 +421,8 @@ impl Session<'_> {
         tracing::info!(runs = self.runs.len(), grace_ms = grace.as_millis(), "draining");
         self.node.set_status(NodeStatus::Draining);
         self.draining = Some(draining);
-        self.control(ToEdge::Drain(Drain { deadline_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX) }))
+        let deadline_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self.control(ToEdge::Drain(Drain { deadline_ms, returning: because != Because::Shutdown }))
     }
 
     /// The end, once everything that ran has ended and what it sent is written.

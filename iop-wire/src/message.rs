@@ -564,6 +564,8 @@ pub struct Pong {
 pub struct Drain {
     /// What is in flight may take this long, in milliseconds.
     pub deadline_ms: u64,
+    /// The sender ends this connection only to make a new one: work may wait for it.
+    pub returning: bool,
 }
 
 /// The only graceful end (WIR-13).

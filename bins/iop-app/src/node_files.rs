@@ -2,6 +2,7 @@
 //! other end of a live connection is still good (CRD-10), and whose credential leases it takes (CRD-8).
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use iop_node_core::{EdgeCheck, LeaseIssuers, OwnIssuers, TrustedIssuers};
@@ -12,13 +13,19 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::NodeSettings;
 use crate::config::node::IssuerSource;
+use crate::doctor::certificate;
 use crate::exit::Failure;
+use crate::node_metrics::{FilesOf, NodeMetrics};
 use crate::renew::{LOOK_EVERY, Look, Renewable};
 use crate::shutdown::Hangup;
 use crate::tls::{self, TlsError};
 
 /// How often the Edge's certificate is looked at by the clock alone.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
+/// How long a connection that was made with other files than those of now may stay if it is never idle.
+const RENEW_WITHIN: Duration = Duration::from_secs(600);
+/// A connection is made anew in this last part of the time for which the Edge's certificate is good: it may have another by now.
+const LAST_PART: u32 = 10;
 
 /// What a Node has from files that may change. Clones are one.
 #[derive(Debug, Clone)]
@@ -26,12 +33,37 @@ pub struct NodeFiles {
     /// None: no TLS is spoken.
     tls: Option<Dial>,
     issuers: Issuers,
+    metrics: NodeMetrics,
 }
 
 #[derive(Debug, Clone)]
 struct Dial {
     tls: Renewable<NodeTls>,
     name: ServerName<'static>,
+    edge: Arc<Mutex<EdgeLeaf>>,
+}
+
+/// What is known of the Edge's own certificate.
+#[derive(Debug, Default)]
+struct EdgeLeaf {
+    shown: Vec<u8>,
+    /// The connection was asked to begin anew because of this one: an Edge that has no other one is not asked again.
+    asked: Vec<u8>,
+}
+
+impl EdgeLeaf {
+    /// The time in which a connection should be made anew, if the certificate ends soon and nobody was asked yet.
+    fn renew_within(&mut self, now: UnixTime) -> Option<Duration> {
+        let facts = certificate::facts(&self.shown)?;
+        let (from, until) = (facts.from.0, facts.until.0);
+        let left = Duration::from_secs(until.saturating_sub(now.as_secs()));
+        let last_part = Duration::from_secs(until.saturating_sub(from)) / LAST_PART;
+        if left > last_part || self.shown == self.asked {
+            return None;
+        }
+        self.asked.clone_from(&self.shown);
+        Some(RENEW_WITHIN.min(left / 2))
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -45,7 +77,7 @@ impl NodeFiles {
     ///
     /// # Errors
     /// [`Failure`] with what can't be used.
-    pub fn read(settings: &NodeSettings) -> Result<Self, Failure> {
+    pub fn read(settings: &NodeSettings, metrics: NodeMetrics) -> Result<Self, Failure> {
         let tls = settings.edge.tls.then(|| dial(settings)).transpose()?;
         let issuers = match &settings.lease_issuers {
             IssuerSource::Nobody => Issuers::Fixed(LeaseIssuers::Nobody),
@@ -57,16 +89,17 @@ impl NodeFiles {
                 Issuers::Read { from, own }
             }
         };
-        Ok(Self { tls, issuers })
+        Ok(Self { tls, issuers, metrics })
     }
 
     /// TLS of the next dial: files are looked at before. `None` = no TLS is spoken.
     #[must_use]
     pub fn tls(&self) -> Option<impl Fn() -> NodeTls + Send + Sync + 'static> {
         let Dial { tls, .. } = self.tls.clone()?;
+        let metrics = self.metrics.clone();
         Some(move || {
             // Between two connections: nobody else waits for this task.
-            tell("certificates", tls.files(), &tls.look());
+            tell(&metrics, FilesOf::Certificates, tls.files(), &tls.look());
             NodeTls::clone(&tls.get())
         })
     }
@@ -81,21 +114,33 @@ impl NodeFiles {
     }
 
     /// Looks whether files have changed, and takes what they hold now. The Edge of a live connection has to be good by it; when
-    /// nothing has changed, only if `recheck` says so. Reads files: not for a task that others wait for.
+    /// nothing has changed, only if `recheck` says so. A connection that was made with what is no longer there is made anew in a
+    /// quiet moment, and so is one whose Edge will need another certificate soon. Reads files: not for a task that others wait
+    /// for.
     pub fn look(&self, check: &EdgeCheck, recheck: bool) {
         if let Issuers::Read { from, own } = &self.issuers {
             let look = from.look();
-            tell("lease issuers", from.files(), &look);
+            tell(&self.metrics, FilesOf::LeaseIssuers, from.files(), &look);
             if look == Look::Renewed {
                 own.replace(TrustedIssuers::clone(&from.get()));
             }
         }
-        let Some(Dial { tls, name }) = self.tls.clone() else { return };
+        let Some(Dial { tls, name, edge }) = self.tls.clone() else { return };
         let look = tls.look();
-        tell("certificates", tls.files(), &look);
+        tell(&self.metrics, FilesOf::Certificates, tls.files(), &look);
+        let known = Arc::clone(&edge);
         if recheck || look == Look::Renewed {
             // Later connections are asked about too: by what is in force then.
-            check.recheck(move |shown| is_good(&tls.get(), &name, shown));
+            check.recheck(move |shown| {
+                leaf(&edge).shown = shown.chain().first().cloned().unwrap_or_default();
+                is_good(&tls.get(), &name, shown)
+            });
+        }
+        // After that: an Edge that is no longer good is left for that reason.
+        if look == Look::Renewed {
+            check.renew(RENEW_WITHIN);
+        } else if let Some(within) = leaf(&known).renew_within(UnixTime::now()) {
+            check.renew(within);
         }
     }
 
@@ -123,6 +168,10 @@ impl NodeFiles {
             let _done = tokio::task::spawn_blocking(move || this.look(&check, recheck)).await;
         }
     }
+}
+
+fn leaf(edge: &Mutex<EdgeLeaf>) -> MutexGuard<'_, EdgeLeaf> {
+    edge.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn is_good(tls: &NodeTls, name: &ServerName<'_>, shown: &VerifiedIdentity) -> bool {
@@ -158,18 +207,20 @@ fn dial(settings: &NodeSettings) -> Result<Dial, Failure> {
     let name = ServerName::try_from(settings.edge.tls_name.clone()).map_err(|_| {
         Failure::usage(format!("{:?} is no name that a certificate can be for", settings.edge.tls_name))
     })?;
-    Ok(Dial { tls: tls.map_err(unusable)?, name })
+    Ok(Dial { tls: tls.map_err(unusable)?, name, edge: Arc::default() })
 }
 
-fn tell(what: &'static str, files: &[PathBuf], look: &Look) {
+fn tell(metrics: &NodeMetrics, what: FilesOf, files: &[PathBuf], look: &Look) {
     match look {
         Look::Same | Look::Bad { again: true, .. } => {}
         Look::Renewed => {
+            metrics.files_changed(what, true);
             let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
-            tracing::info!(what, files = files.join(", "), "renewed");
+            tracing::info!(%what, files = files.join(", "), "renewed");
         }
         Look::Bad { problem, again: false } => {
-            tracing::error!(what, %problem, "what changed can't be used: the old stays in force");
+            metrics.files_changed(what, false);
+            tracing::error!(%what, %problem, "what changed can't be used: the old stays in force");
         }
     }
 }

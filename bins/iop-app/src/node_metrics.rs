@@ -42,6 +42,12 @@ struct ReasonLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FilesLabels {
+    what: &'static str,
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PathLabel {
     path: &'static str,
 }
@@ -60,6 +66,16 @@ const STALL_BUCKETS: [f64; 12] = [1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 
 fn stall_histogram() -> Histogram {
     Histogram::new(STALL_BUCKETS)
+}
+
+iop_execution::closed_list! {
+    /// What a Node reads from files that may change.
+    FilesOf {
+        /// How it dials: its own certificate, and roots.
+        Certificates = "certificates",
+        /// Whose credential leases it takes.
+        LeaseIssuers = "lease_issuers",
+    }
 }
 
 /// Every metric of a Node. Clones share their values.
@@ -81,6 +97,7 @@ pub struct NodeMetrics {
     journal_troubles: Family<TroubleLabel, Counter>,
     leases: Family<OutcomeLabel, Counter>,
     lease_refusals: Family<ReasonLabel, Counter>,
+    files: Family<FilesLabels, Counter>,
     stalls: Family<StallLabels, Counter>,
     stall_durations: Family<StallLabels, Histogram, fn() -> Histogram>,
 }
@@ -112,6 +129,7 @@ impl NodeMetrics {
             journal_troubles: Family::default(),
             leases: Family::default(),
             lease_refusals: Family::default(),
+            files: Family::default(),
             stalls: Family::default(),
             stall_durations: Family::new_with_constructor(stall_histogram),
         };
@@ -144,6 +162,11 @@ impl NodeMetrics {
             "Credential leases that were refused, by reason",
             all.lease_refusals.clone(),
         );
+        registry.register(
+            "node_file_reloads",
+            "Changes of certificate and lease issuer files, by whether what they hold could be taken",
+            all.files.clone(),
+        );
         registry.register("node_response_stalls", "Responses that stalled and were ended", all.stalls.clone());
         registry.register(
             "node_response_stall_duration_seconds",
@@ -152,6 +175,12 @@ impl NodeMetrics {
         );
         all.registry = Arc::new(registry);
         all
+    }
+
+    /// Files changed, and what they hold now was taken or not.
+    pub fn files_changed(&self, what: FilesOf, applied: bool) {
+        let result = if applied { "applied" } else { "refused" };
+        self.files.get_or_create(&FilesLabels { what: what.as_str(), result }).inc();
     }
 
     /// Everything as Prometheus text.

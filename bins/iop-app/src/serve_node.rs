@@ -42,7 +42,7 @@ pub fn connector(settings: &NodeSettings, files: &NodeFiles) -> Result<Arc<dyn C
 /// # Errors
 /// [`Failure`] when a setting can't be used.
 pub fn node(settings: &NodeSettings, observer: Arc<dyn NodeObserver>) -> Result<Node, Failure> {
-    node_with(settings, &NodeFiles::read(settings)?, observer)
+    node_with(settings, &NodeFiles::read(settings, NodeMetrics::new())?, observer)
 }
 
 /// The same with files that somebody keeps an eye on.
@@ -103,7 +103,7 @@ pub async fn serve(settings: NodeSettings) -> Result<(), Failure> {
     let teller =
         Teller { metrics: metrics.clone(), dial: settings.edge.dial.clone(), was_ready: AtomicBool::new(false) };
     let teller: Arc<dyn NodeObserver> = Arc::new(teller);
-    let files = NodeFiles::read(&settings)?;
+    let files = NodeFiles::read(&settings, metrics.clone())?;
     let mut builder = builder(&settings, &files, Arc::clone(&teller))?;
     if let Some(journal) = &settings.journal {
         builder = builder.journal(Arc::new(SqliteJournal::open(journal_options(journal), teller)));

@@ -304,7 +304,10 @@ impl Session {
                 self.shared.with(|core, now| core.state.handle_register(id, &request, edge_time_ms, unix_time, now));
             }
             ToEdge::Ready(request) => self.shared.with(|core, now| core.state.handle_ready(id, request, now)),
-            ToEdge::Drain(_) => self.shared.with(|core, now| core.state.handle_drain(id, now)),
+            ToEdge::Drain(drain) => {
+                let returns_in = drain.returning.then(|| Duration::from_millis(drain.deadline_ms));
+                self.shared.with(|core, now| core.state.handle_drain(id, returns_in, now));
+            }
             ToEdge::ConfigAck(ack) => self.shared.with(|core, now| core.state.handle_config_ack(id, ack, now)),
             ToEdge::CommandResponse(response) => {
                 self.shared.with(|core, now| core.state.handle_command_response(id, response, now));

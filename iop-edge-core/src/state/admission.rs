@@ -93,7 +93,7 @@ impl EdgeState {
         let at = self.groups.find(&model).ok_or(SubmitError::UnknownModel)?;
         let model = &self.groups.get(at).ok_or(SubmitError::UnknownModel)?.model;
         let (name, bound) = (model.name.clone(), model.max_waiting);
-        let (queue_timeout, absence_grace) = (model.queue_timeout, model.absence_grace);
+        let queue_timeout = model.queue_timeout;
         self.takes_requests(deadline, now)?;
         if let Some(denial) =
             self.groups.get(at).and_then(|group| self.deny_model(&group.model, run_id, caller.as_ref(), wanted))
@@ -108,7 +108,8 @@ impl EdgeState {
         let wants = Wants { model: Some(name), wanted, caller, prompt_tokens: prompt_tokens_estimate, prefix, avoid };
         let need = self.need(at, &wants);
         let eligible = self.is_eligible(at, &need);
-        if !eligible && (absence_grace.is_zero() || !self.is_absent(at, &need)) {
+        let absence_grace = if eligible { Duration::ZERO } else { self.absence_grace(at, &need, now) };
+        if !eligible && absence_grace.is_zero() {
             return Err(SubmitError::Unavailable);
         }
 
@@ -293,13 +294,20 @@ impl EdgeState {
         !self.eligible(at, need).is_empty()
     }
 
-    /// A configured provider that could serve this is away, and may return (FEN-3).
-    fn is_absent(&self, at: usize, need: &Need) -> bool {
-        let candidates = self.groups.get(at).into_iter().flat_map(|group| &group.model.candidates);
+    /// How long a request waits for a configured provider that could serve it and is away: what the model says, and at least
+    /// until a Node that makes its connection anew should be back. Zero = nobody is waited for (FEN-3).
+    fn absence_grace(&self, at: usize, need: &Need, now: Instant) -> Duration {
+        let Some(group) = self.groups.get(at) else { return Duration::ZERO };
         let avoided = need.avoid.as_ref().filter(|avoid| !avoid.fallback).map(|avoid| &avoid.provider);
-        let mut candidates = candidates
+        let candidates = group
+            .model
+            .candidates
+            .iter()
             .filter(|candidate| Some(&candidate.provider) != avoided && !need.barred.contains(&candidate.provider));
-        candidates.any(|candidate| self.fleet.provider(&candidate.provider).is_some_and(ProviderState::is_absent))
+        let absent = candidates
+            .filter_map(|candidate| self.fleet.provider(&candidate.provider))
+            .filter(|provider| provider.is_absent());
+        absent.map(|provider| provider.returns_in(now).max(group.model.absence_grace)).max().unwrap_or_default()
     }
 
     /// Takes a place for an attempt, if there is one and the policy wants it. New work prefers Nodes that are no suspects
@@ -475,16 +483,16 @@ impl EdgeState {
         let mut hopeless = Vec::new();
         for at in 0..self.groups.len() {
             let Some(group) = self.groups.get(at) else { continue };
-            let grace = group.model.absence_grace;
             let needs: Vec<_> = group.queue.needs().cloned().collect();
             for need in needs {
-                let (eligible, absent) = (self.is_eligible(at, &need), self.is_absent(at, &need));
+                let eligible = self.is_eligible(at, &need);
+                let grace = if eligible { Duration::ZERO } else { self.absence_grace(at, &need, now) };
                 let line: Vec<_> = self.groups.get(at).into_iter().flat_map(|group| group.queue.line(&need)).collect();
-                if eligible && !grace.is_zero() {
+                if eligible {
                     line.iter().for_each(|attempt| self.timers.disarm(Timer::Absence(*attempt)));
-                } else if !eligible && absent && !grace.is_zero() {
+                } else if !grace.is_zero() {
                     line.iter().for_each(|attempt| self.timers.arm_once(Timer::Absence(*attempt), now + grace));
-                } else if !eligible {
+                } else {
                     hopeless.extend(line);
                 }
             }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use iop_credential_lease::BindingField;
 use iop_execution::{AdapterKey, ModelName, NodeId, ProviderId, Target};
@@ -55,6 +56,8 @@ pub(crate) struct ProviderState {
     pub(crate) wear: Wear,
     /// What evidence says of it in this generation.
     pub(crate) overlay: Overlay,
+    /// Its Node makes its connection anew, and should be back by then.
+    returns_by: Option<Instant>,
 }
 
 impl ProviderState {
@@ -102,6 +105,7 @@ impl ProviderState {
             let PlaceLimits { capacity, long } = self::limits(pushed, limits.capacity);
             limits = PlaceLimits { capacity, long: long.min(limits.long) };
         }
+        self.returns_by = None;
         let adapter = in_force.adapter.clone();
         let (runs, tunnels, messages) = (report.runs, report.tunnels, report.messages);
         let raised = self.overlay.begin(generation, &adapter);
@@ -113,6 +117,11 @@ impl ProviderState {
         (self.tools, self.reasoning) = (report.tools, report.reasoning);
         self.listed.clone_from(&report.targets);
         raised
+    }
+
+    /// How long an absent one is expected to be away, if its Node said that it comes back (FEN-3).
+    pub(crate) fn returns_in(&self, now: Instant) -> Duration {
+        self.returns_by.filter(|_| self.is_absent()).map_or(Duration::ZERO, |by| by.saturating_duration_since(now))
     }
 
     /// Its Node is away, or goes away: it may come back (FEN-3).
@@ -219,6 +228,7 @@ impl Fleet {
                             last_admission: 0,
                             wear: Wear::default(),
                             overlay: Overlay::default(),
+                            returns_by: None,
                         }
                     }
                 };
@@ -311,6 +321,11 @@ impl Fleet {
     pub(crate) fn drain(&mut self, generation: Generation) {
         self.offer_of(generation).for_each(|offer| offer.draining = true);
         self.online_of(generation).for_each(|online| online.draining = true);
+    }
+
+    /// A Node ends its connection only to make a new one.
+    pub(crate) fn expect_back(&mut self, node: &NodeId, by: Instant) {
+        self.providers.iter_mut().filter(|state| state.node == *node).for_each(|state| state.returns_by = Some(by));
     }
 
     /// Whether new work prefers other Nodes than this one (FEN-7).

@@ -175,7 +175,8 @@ impl World {
             }
             6 => {
                 if let Some(id) = self.connection(choices) {
-                    self.state.handle_drain(id, now);
+                    let returns_in = choices.flag().then(|| Duration::from_millis(choices.number()));
+                    self.state.handle_drain(id, returns_in, now);
                 }
             }
             7 => {

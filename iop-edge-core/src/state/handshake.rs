@@ -15,7 +15,7 @@ use crate::observe::{Observation, Refusal, Violation};
 use crate::state::EdgeState;
 use crate::state::effect::{EdgeNodeEvent, Effect};
 use crate::state::id::ConnectionId;
-use crate::state::identity;
+use crate::state::identity::{self, MAX_RETURN, RETURN_GRACE};
 use crate::state::registry::{Challenge, Claim, Crowded, Instance, ReadyOutcome};
 use crate::state::suspicion::was_suspended;
 use crate::state::throttle::Source;
@@ -309,13 +309,16 @@ impl EdgeState {
     }
 
     /// The Node takes no new work: what runs goes on, who waits looks for another place.
-    pub(crate) fn handle_drain(&mut self, connection: ConnectionId, now: Instant) {
+    pub(crate) fn handle_drain(&mut self, connection: ConnectionId, returns_in: Option<Duration>, now: Instant) {
         self.handle_timeout(now);
         match self.registry.drain(connection) {
             Err(_) => self.violation(connection, Violation::State, now),
             Ok(None) => {}
             Ok(Some(claim)) => {
                 self.fleet.drain(claim.generation);
+                if let Some(longest) = returns_in {
+                    self.fleet.expect_back(&claim.node, now + longest.min(MAX_RETURN) + RETURN_GRACE);
+                }
                 let (node, generation) = (claim.node, claim.generation);
                 self.effects.push_back(Effect::Publish(EdgeNodeEvent::Draining { node, generation }));
                 self.resolve_waiters(now);

@@ -137,7 +137,7 @@ impl Reconnect {
 }
 
 /// `random / 2^32` of a duration.
-pub(super) fn fraction(of: Duration, random: u32) -> Duration {
+pub(crate) fn fraction(of: Duration, random: u32) -> Duration {
     let nanos = (of.as_nanos() * u128::from(random)) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }

@@ -24,7 +24,7 @@ async fn a_shutdown_finishes_what_runs_refuses_what_is_new_then_says_goodbye() {
             drained = Some(drain);
         }
     }
-    assert_eq!(drained, Some(Drain { deadline_ms: 30_000 }));
+    assert_eq!(drained, Some(Drain { deadline_ms: 30_000, returning: false }));
     conn.run(2).await;
     assert_eq!(conn.failure(2).await.code, FailureCode::Draining);
     assert!(matches!(conn.rest(1).await.pop(), Some(RunEventKind::Complete(_))), "what ran finished");
@@ -181,4 +181,47 @@ async fn a_request_that_was_on_its_way_when_the_drain_began_is_refused_before_th
     conn.run(1).await;
     assert_eq!(conn.failure(1).await.code, FailureCode::Draining);
     conn.expect_goodbye(CloseCode::Drained).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_is_made_anew_in_a_quiet_moment_and_else_in_time() {
+    // CRD-10, NOD-1
+    let script = Script::text("a").wait(Duration::from_secs(200)).delta("b");
+    let (mut node, _) = Harness::scripted(ScriptedProvider::new(script));
+    let check = node.check.clone();
+    let mut conn = node.ready().await;
+    let began = Instant::now();
+    check.renew(Duration::from_secs(600));
+    assert_eq!(conn.next().await, ToEdge::Drain(Drain { deadline_ms: 300_000, returning: true }));
+    conn.expect_goodbye(CloseCode::Restart).await;
+    drop(conn);
+    let mut conn = node.ready().await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}: nothing ran, and nothing is waited for", began.elapsed());
+
+    // What runs may finish first, in the time there is.
+    conn.run(1).await;
+    let began = Instant::now();
+    check.renew(Duration::from_secs(1_000));
+    assert!(matches!(conn.rest(1).await.pop(), Some(RunEventKind::Complete(_))));
+    assert_eq!(began.elapsed(), Duration::from_secs(200));
+    assert!(matches!(conn.next().await, ToEdge::Drain(Drain { returning: true, .. })));
+    conn.expect_goodbye(CloseCode::Restart).await;
+    drop(conn);
+
+    // There is too little: nothing new, and what runs has its grace.
+    let mut conn = node.ready().await;
+    conn.run(2).await;
+    assert_eq!(conn.event(2).await.kind, RunEventKind::Start);
+    let began = Instant::now();
+    check.renew(Duration::from_secs(40));
+    while !matches!(conn.next().await, ToEdge::Drain(_)) {}
+    assert!((20..=40).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    conn.run(3).await;
+    assert_eq!(conn.failure(3).await.code, FailureCode::Draining);
+    // A shutdown meanwhile is one.
+    node.shutdown.cancel();
+    assert_eq!(conn.rest(2).await.pop(), Some(RunEventKind::Cancelled(CancelReason::Drain)));
+    conn.expect_goodbye(CloseCode::Shutdown).await;
+    drop(conn);
+    assert_eq!(node.end().await, Ok(ServeEnd::Cancelled));
 }

@@ -13,7 +13,8 @@ use iop_execution::{
     TunnelFrame,
 };
 use iop_node_core::{
-    Node, NodeBuilder, NodeError, NodeObserver, ReconnectPolicy, RunOutcome, RunPath, ServeEnd, StallObservation,
+    EdgeCheck, Node, NodeBuilder, NodeError, NodeObserver, ReconnectPolicy, RunOutcome, RunPath, ServeEnd,
+    StallObservation,
 };
 use iop_wire::link::memory::{MemoryConnector, MemoryListener, MemoryMode, memory_listener};
 use iop_wire::*;
@@ -86,6 +87,7 @@ pub(crate) struct Harness {
     pub(crate) shutdown: CancellationToken,
     pub(crate) node: JoinHandle<Result<ServeEnd, NodeError>>,
     pub(crate) record: Arc<Record>,
+    pub(crate) check: EdgeCheck,
 }
 
 impl Harness {
@@ -117,9 +119,9 @@ impl Harness {
             .observer(Arc::clone(&record) as Arc<dyn NodeObserver>)
             .reconnect(ReconnectPolicy::new(Some(3), Some(Duration::from_secs(2))).unwrap());
         let node = set(builder).build().unwrap();
-        let shutdown = CancellationToken::new();
+        let (shutdown, check) = (CancellationToken::new(), node.edge_check());
         let node = tokio::spawn(node.serve(shutdown.clone()));
-        Self { edge, shutdown, node, record }
+        Self { edge, shutdown, node, record, check }
     }
 
     /// The next connection, nothing said yet.

@@ -181,13 +181,13 @@ impl From<proto::Pong> for Pong {
 
 impl From<Drain> for proto::Drain {
     fn from(drain: Drain) -> Self {
-        Self { deadline_ms: drain.deadline_ms }
+        Self { deadline_ms: drain.deadline_ms, returning: drain.returning }
     }
 }
 
 impl From<proto::Drain> for Drain {
     fn from(drain: proto::Drain) -> Self {
-        Self { deadline_ms: drain.deadline_ms }
+        Self { deadline_ms: drain.deadline_ms, returning: drain.returning }
     }
 }
 

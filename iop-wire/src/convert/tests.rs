@@ -249,7 +249,8 @@ fn to_edge() -> Vec<(&'static str, ToEdge)> {
         ),
         ("Ping", ToEdge::Ping(Ping { nonce: 1 })),
         ("Pong", ToEdge::Pong(Pong { nonce: 1, edge_time_ms: 0 })),
-        ("Drain", ToEdge::Drain(Drain { deadline_ms: 30_000 })),
+        ("Drain", ToEdge::Drain(Drain { deadline_ms: 30_000, returning: false })),
+        ("Drain.Returning", ToEdge::Drain(Drain { deadline_ms: 30_000, returning: true })),
         ("Goodbye", ToEdge::Goodbye(Goodbye { code: CloseCode::Drained, retry_after_ms: 0 })),
     ]
 }
@@ -338,7 +339,7 @@ fn to_node() -> Vec<(&'static str, ToNode)> {
         ),
         ("Ping", ToNode::Ping(Ping { nonce: 300 })),
         ("Pong", ToNode::Pong(Pong { nonce: 300, edge_time_ms: 1_800_000_000_000 })),
-        ("Drain", ToNode::Drain(Drain { deadline_ms: 30_000 })),
+        ("Drain", ToNode::Drain(Drain { deadline_ms: 30_000, returning: false })),
         ("Goodbye", ToNode::Goodbye(Goodbye { code: CloseCode::Restart, retry_after_ms: 700 })),
     ]
 }

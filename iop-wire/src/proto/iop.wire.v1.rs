@@ -784,6 +784,9 @@ pub struct Pong {
 pub struct Drain {
     #[prost(uint64, tag = "1")]
     pub deadline_ms: u64,
+    /// The sender ends this connection only to make a new one: work may wait for it.
+    #[prost(bool, tag = "2")]
+    pub returning: bool,
 }
 /// The only graceful end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -113,3 +113,21 @@ async fn a_journal_that_can_not_be_written_is_told_and_nothing_else_happens() {
     fleet.node(0).signal("TERM");
     assert_eq!(fleet.node(0).exit_code().await, 0);
 }
+
+#[tokio::test]
+async fn sighup_makes_a_node_read_its_certificates_again_and_what_it_can_not_use_changes_nothing() {
+    // BIN-5, CRD-10
+    let backend = ScriptedBackend::builder().model("m", hello()).start().await.unwrap();
+    let mut fleet = fleet(provider(&backend, 4, &["m"])).await;
+    let ca = fleet.folder().path().join("ca.pem");
+    let good = std::fs::read(&ca).unwrap();
+    let mut client = fleet.client().await;
+    for (text, told) in [(&b"no certificate"[..], "the old stays in force"), (&good[..], "renewed")] {
+        std::fs::write(&ca, text).unwrap();
+        fleet.node(0).signal("HUP");
+        fleet.node(0).find(told, |line| line.contains(told).then_some(())).await;
+        assert_eq!(read(&client.ask(&Request::chat("m", true)).await), Outcome::Whole { text: "Hello".to_owned() });
+    }
+    fleet.node(0).signal("TERM");
+    assert_eq!(fleet.node(0).exit_code().await, 0);
+}

@@ -17,8 +17,8 @@ pub(crate) struct Facts {
     pub(crate) names: Vec<String>,
     /// URI names.
     pub(crate) uris: Vec<String>,
-    pub(super) from: Timestamp,
-    pub(super) until: Timestamp,
+    pub(crate) from: Timestamp,
+    pub(crate) until: Timestamp,
 }
 
 /// Reads a certificate in DER.

@@ -21,6 +21,7 @@ use super::{Report, backend, certificate};
 use crate::config::time::Timestamp;
 use crate::config::{NodeOptions, NodeSettings};
 use crate::node_files::NodeFiles;
+use crate::node_metrics::NodeMetrics;
 use crate::{serve_node, tls};
 
 /// For each step.
@@ -115,13 +116,14 @@ async fn reach(settings: &NodeSettings, report: &mut Report) -> Option<SocketAdd
 
 /// TLS, by the very connector that `iop-node serve` uses.
 async fn connect(settings: &NodeSettings, address: SocketAddr, report: &mut Report) -> Option<NodeLink> {
-    let connector = match NodeFiles::read(settings).and_then(|files| serve_node::connector(settings, &files)) {
-        Ok(connector) => connector,
-        Err(failure) => {
-            report.fail("tls", failure.message, failure.hint.unwrap_or_default());
-            return None;
-        }
-    };
+    let connector =
+        match NodeFiles::read(settings, NodeMetrics::new()).and_then(|files| serve_node::connector(settings, &files)) {
+            Ok(connector) => connector,
+            Err(failure) => {
+                report.fail("tls", failure.message, failure.hint.unwrap_or_default());
+                return None;
+            }
+        };
     let link = match connector.connect().await {
         Ok(link) => link,
         Err(error) => {

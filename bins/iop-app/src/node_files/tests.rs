@@ -33,7 +33,8 @@ fn issuers_in_files_are_read_again_and_a_bad_file_changes_nothing() {
     let dir = TestDir::new();
     let [(one, one_key), (two, two_key), (fixed, fixed_key)] = [public_key(), public_key(), public_key()];
     dir.write("issuer.pub", &one);
-    let files = NodeFiles::read(&settings(&dir, &format!("[\"file:issuer.pub\", \"{fixed}\"]"))).unwrap();
+    let files =
+        NodeFiles::read(&settings(&dir, &format!("[\"file:issuer.pub\", \"{fixed}\"]")), NodeMetrics::new()).unwrap();
     let LeaseIssuers::Only(own) = files.issuers() else { panic!("{files:?}") };
     let trusted = |keys: [[u8; 32]; 2]| TrustedIssuers::new(keys).unwrap().ids().collect::<Vec<_>>();
     let now = || own.get().ids().collect::<Vec<_>>();
@@ -51,8 +52,55 @@ fn who_names_no_files_reads_none() {
     // CRD-8
     let dir = TestDir::new();
     for (text, expected) in [("[]", "Nobody"), ("[edge]", "OfEdge")] {
-        let files = NodeFiles::read(&settings(&dir, text)).unwrap();
+        let files = NodeFiles::read(&settings(&dir, text), NodeMetrics::new()).unwrap();
         assert_eq!(format!("{:?}", files.issuers()), expected);
         assert!(files.tls().is_none(), "no TLS is spoken");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_running_node_looks_by_itself() {
+    // CRD-8, CRD-10
+    let dir = TestDir::new();
+    let [(one, _), (two, two_key)] = [public_key(), public_key()];
+    dir.write("issuer.pub", &one);
+    let metrics = NodeMetrics::new();
+    let files = NodeFiles::read(&settings(&dir, "[\"file:issuer.pub\"]"), metrics.clone()).unwrap();
+    let LeaseIssuers::Only(own) = files.issuers() else { panic!("{files:?}") };
+    let keeping = tokio::spawn(files.keep(EdgeCheck::default(), Hangup::new().unwrap()));
+    for (text, result) in [(&two[..], "applied"), ("no key", "refused")] {
+        dir.write("issuer.pub", text);
+        tokio::time::sleep(LOOK_EVERY + Duration::from_secs(1)).await;
+        let line = format!("iop_node_file_reloads_total{{what=\"lease_issuers\",result=\"{result}\"}} 1\n");
+        // The file is read on another thread, in its own time.
+        while !metrics.render().contains(&line) {
+            tokio::task::yield_now().await;
+        }
+        assert!(own.get().ids().eq(TrustedIssuers::new([two_key]).unwrap().ids()));
+    }
+    keeping.abort();
+}
+
+#[test]
+fn an_edge_whose_certificate_ends_soon_is_asked_for_another_one_once() {
+    // CRD-10
+    let certificate = |days: i64| {
+        let mut params = rcgen::CertificateParams::new(vec!["edge".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2026, 1, 1);
+        params.not_after = params.not_before + Duration::from_secs(days.unsigned_abs() * 86_400);
+        params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    };
+    let began = 1_767_225_600;
+    let after =
+        |days: u64, seconds: u64| UnixTime::since_unix_epoch(Duration::from_secs(began + days * 86_400 + seconds));
+    let mut leaf = EdgeLeaf::default();
+    assert_eq!(leaf.renew_within(after(0, 0)), None, "nothing is known");
+    leaf.shown = certificate(90);
+    assert_eq!(leaf.renew_within(after(80, 0)), None);
+    assert_eq!(leaf.renew_within(after(81, 0)), Some(RENEW_WITHIN));
+    assert_eq!(leaf.renew_within(after(82, 0)), None, "it has no other one");
+    leaf.shown = certificate(90);
+    assert_eq!(leaf.renew_within(after(89, 86_300)), Some(Duration::from_secs(50)));
+    leaf.shown = certificate(90);
+    assert_eq!(leaf.renew_within(after(91, 0)), Some(Duration::ZERO));
 }

@@ -113,7 +113,7 @@ async fn a_draining_node_gets_nothing_new_and_finishes() {
     let edge = edge();
     let mut node = Node::connect(&edge, "n1").await;
     let (mut stream, number) = started(&edge, &mut node, "only-a").await;
-    node.send(ToEdge::Drain(Drain { deadline_ms: 1000 }));
+    node.send(ToEdge::Drain(Drain { deadline_ms: 1000, returning: false }));
     settle().await;
     assert_eq!(run(&edge, "long").await.unwrap_err(), SubmitError::Unavailable);
     assert!(edge.snapshot().nodes[0].draining);

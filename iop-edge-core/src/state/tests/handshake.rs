@@ -259,7 +259,7 @@ fn messages_out_of_state_close_the_connection() {
     let say_hello: Step = |state, id, now| state.handle_hello(id, &hello(), now);
     let say_register: Step = |state, id, now| state.handle_register(id, &register("n1"), 5, 5, now);
     let say_ready: Step = |state, id, now| state.handle_ready(id, ready("n1", 7, &["a"]), now);
-    let say_drain: Step = |state, id, now| state.handle_drain(id, now);
+    let say_drain: Step = |state, id, now| state.handle_drain(id, None, now);
     let sequences: [&[Step]; 6] = [
         &[say_register],
         &[say_ready],

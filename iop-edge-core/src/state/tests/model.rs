@@ -90,7 +90,7 @@ impl World {
             }
             Op::Drain(second) => {
                 if let Some(id) = self.connections[usize::from(second)] {
-                    self.state.handle_drain(id, now);
+                    self.state.handle_drain(id, None, now);
                 }
             }
             Op::Submit { model, priority, long, deadline } => {

@@ -222,7 +222,7 @@ fn the_pre_send_fence_sends_nothing_to_a_generation_that_is_gone_or_draining() {
     let mut state = new_state(catalog());
     let id = connect(&mut state, "n1", now);
     let run = grant(state.submit(ask("only-a", 1), now)).attempt;
-    state.handle_drain(id, now);
+    state.handle_drain(id, None, now);
     effects(&mut state);
     assert_eq!(state.dispatch(run, now), Err(PreSendEnd::Disconnected));
     assert_eq!(releases(&effects(&mut state)), [ReleaseCause::SendFailed]);
@@ -240,7 +240,7 @@ fn a_draining_node_finishes_and_gets_nothing_new() {
     state.dispatch(run, now).unwrap();
     let waiter = queued(state.submit(ask("only-a", 2), now));
     effects(&mut state);
-    state.handle_drain(id, now);
+    state.handle_drain(id, None, now);
     let after = effects(&mut state);
     assert_eq!(refusals(&after), [(waiter, SubmitError::Unavailable)]);
     assert!(after.iter().any(|effect| matches!(effect, Effect::Publish(EdgeNodeEvent::Draining { .. }))));
@@ -423,7 +423,7 @@ fn a_shutdown_answers_who_waits_refuses_new_and_lets_the_rest_finish() {
     state.begin_shutdown(Duration::from_secs(3), now);
     let after = effects(&mut state);
     assert_eq!(refusals(&after), [(waiter, SubmitError::ShuttingDown)]);
-    let drain = ToNode::Drain(Drain { deadline_ms: 3000 });
+    let drain = ToNode::Drain(Drain { deadline_ms: 3000, returning: false });
     assert!(after.contains(&Effect::Send { connection: id, message: Box::new(drain) }));
     assert_eq!(state.submit(ask("only-a", 3), now), Err(SubmitError::ShuttingDown));
     assert_eq!((state.open_runs(), state.is_ready()), (1, false));

@@ -5,6 +5,7 @@ use iop_execution::Principal;
 use super::*;
 use crate::catalog::Strategy;
 use crate::state::admission::STARVATION_GRANTS;
+use crate::state::identity::RETURN_GRACE;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -375,6 +376,59 @@ fn a_waiter_may_outlast_an_absence_if_its_model_allows_it() {
     state.handle_timeout(at(28));
     assert_eq!(refusals(&effects(&mut state)), [(waiter, SubmitError::Unavailable)]);
     assert_eq!(state.timers.len(), 0);
+}
+
+#[test]
+fn who_makes_its_connection_anew_is_waited_for() {
+    // FEN-3, CRD-10: whatever the model says of absences
+    let start = Instant::now();
+    let at = |seconds| start + seconds * SECOND;
+    let until = 60 + RETURN_GRACE.as_secs() as u32;
+    let begin = |returns_in| {
+        let mut state = pair(1, |model| model.queue_timeout = 500 * SECOND);
+        let id = join(&mut state, "n1", "a", 0, start);
+        let generation = state.generation(id).unwrap();
+        let run = grant(state.submit(ask("m", 1), start)).attempt;
+        state.dispatch(run, start).unwrap();
+        let waiter = queued(state.submit(ask("m", 2), start));
+        state.handle_drain(id, returns_in, at(1));
+        (state, id, generation, run, waiter)
+    };
+    let (mut state, ..) = begin(None);
+    assert_eq!(state.submit(ask("m", 3), at(2)), Err(SubmitError::Unavailable), "nobody said that it comes back");
+
+    let (mut state, id, generation, run, waiter) = begin(Some(59 * SECOND));
+    let later = queued(state.submit(ask("m", 3), at(2)));
+    state.handle_terminal(run, generation, Verdict::Good, at(30));
+    state.handle_closed(id, CloseCode::Restart, at(30));
+    assert!(refusals(&effects(&mut state)).is_empty());
+    join(&mut state, "n1", "a", 0, at(31));
+    assert!(!state.waiting().contains(&waiter), "served after the return");
+    state.handle_timeout(at(until));
+    assert!(refusals(&effects(&mut state)).is_empty() && state.waiting().contains(&later), "it is there: it is full");
+
+    let (mut state, _, generation, run, waiter) = begin(Some(59 * SECOND));
+    state.handle_terminal(run, generation, Verdict::Good, at(30));
+    state.handle_timeout(at(until - 1));
+    assert!(refusals(&effects(&mut state)).is_empty());
+    state.handle_timeout(at(until));
+    assert_eq!(refusals(&effects(&mut state)), [(waiter, SubmitError::Unavailable)], "it did not come");
+
+    // By the code of its end alone.
+    for (code, waits) in [
+        (CloseCode::Restart, true),
+        (CloseCode::IdentityRevoked, true),
+        (CloseCode::Drained, false),
+        (CloseCode::Closed, false),
+    ] {
+        let mut state = pair(1, |_| {});
+        let id = join(&mut state, "n1", "a", 0, start);
+        state.handle_closed(id, code, at(1));
+        assert_eq!(state.submit(ask("m", 1), at(1)).is_ok(), waits, "{code}");
+        state.handle_timeout(at(1) + RETURN_GRACE);
+        assert_eq!(state.submit(ask("m", 2), at(1) + RETURN_GRACE), Err(SubmitError::Unavailable));
+        assert_eq!(state.timers.len(), 0);
+    }
 }
 
 #[test]

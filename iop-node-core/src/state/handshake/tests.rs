@@ -69,7 +69,7 @@ fn messages() -> Vec<ToNode> {
         ToNode::ConfigUpdate(ConfigUpdate::new(NodeConfigPayload::default())),
         ToNode::Ping(Ping { nonce: 1 }),
         ToNode::Pong(Pong { nonce: 1, edge_time_ms: 1 }),
-        ToNode::Drain(Drain { deadline_ms: 0 }),
+        ToNode::Drain(Drain { deadline_ms: 0, returning: false }),
         ToNode::Goodbye(Goodbye { code: CloseCode::Shutdown, retry_after_ms: 0 }),
     ]
 }

@@ -243,7 +243,7 @@ pub(super) fn to_edges() -> impl Strategy<Value = ToEdge> {
         ),
         any::<u64>().prop_map(|nonce| ToEdge::Ping(Ping { nonce })),
         any::<(u64, u64)>().prop_map(|(nonce, edge_time_ms)| ToEdge::Pong(Pong { nonce, edge_time_ms })),
-        any::<u64>().prop_map(|deadline_ms| ToEdge::Drain(Drain { deadline_ms })),
+        any::<(u64, bool)>().prop_map(|(deadline_ms, returning)| ToEdge::Drain(Drain { deadline_ms, returning })),
         goodbyes().prop_map(ToEdge::Goodbye),
     ]
 }
@@ -403,7 +403,7 @@ pub(super) fn to_nodes() -> impl Strategy<Value = ToNode> {
         updates().prop_map(ToNode::ConfigUpdate),
         any::<u64>().prop_map(|nonce| ToNode::Ping(Ping { nonce })),
         any::<(u64, u64)>().prop_map(|(nonce, edge_time_ms)| ToNode::Pong(Pong { nonce, edge_time_ms })),
-        any::<u64>().prop_map(|deadline_ms| ToNode::Drain(Drain { deadline_ms })),
+        any::<(u64, bool)>().prop_map(|(deadline_ms, returning)| ToNode::Drain(Drain { deadline_ms, returning })),
         goodbyes().prop_map(ToNode::Goodbye),
     ]
 }

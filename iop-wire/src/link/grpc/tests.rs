@@ -168,7 +168,7 @@ async fn a_goodbye_arrives_before_the_end() {
     drop(at_edge);
 
     let Pair { edge, node, mut at_edge, at_node } = pair(&plain(server.address), &mut server).await;
-    node.push_control(ToEdge::Drain(Drain { deadline_ms: 1 })).unwrap();
+    node.push_control(ToEdge::Drain(Drain { deadline_ms: 1, returning: false })).unwrap();
     node.push_control(ToEdge::Goodbye(goodbye)).unwrap();
     node.finish();
     let drain = soon(at_edge.next()).await.unwrap().unwrap();

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::node_files::NodeFiles;
+use crate::node_metrics::NodeMetrics;
 use crate::testhttp::{get, send};
 
 pub(super) struct Ca(CertifiedIssuer<'static, KeyPair>);
@@ -371,7 +372,7 @@ async fn an_edge_whose_ca_the_node_does_not_trust_any_more_is_left_and_found_aga
     options.dial.ca = Some(roots.clone());
     let (settings, problems) = options.load();
     let settings = settings.unwrap_or_else(|| panic!("{problems}"));
-    let files = NodeFiles::read(&settings).unwrap();
+    let files = NodeFiles::read(&settings, NodeMetrics::new()).unwrap();
     let (node, stop) =
         (serve_node::node_with(&settings, &files, Arc::new(NoObserver)).unwrap(), CancellationToken::new());
     let (check, mut status) = (node.edge_check(), node.status());
@@ -399,5 +400,72 @@ async fn an_edge_whose_ca_the_node_does_not_trust_any_more_is_left_and_found_aga
     std::fs::write(&roots, edge.ca.pem()).unwrap();
     assert!(timeout(Duration::from_secs(30), status.wait_ready()).await.unwrap());
     assert_eq!(send(edge.openai, chat("m", false)).await.status(), StatusCode::OK);
+    running.end().await;
+}
+
+/// What is shown first in a PEM file.
+fn leaf_of(dir: &TestDir, name: &str) -> Vec<u8> {
+    let chain = crate::tls::load_certificates(&dir.path().join(name)).unwrap();
+    chain.first().unwrap().to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lone_node_takes_renewed_certificates_of_both_ends_under_load_and_no_request_fails() {
+    // CRD-10, FEN-3: a session is made anew long before the certificates end that it was made with
+    let edge = Managed::start().await;
+    let options = NodeOptions { reconnect_max_attempts: Some(0), ..edge.options("n1", Some("n1")) };
+    let (settings, problems) = options.load();
+    let settings = settings.unwrap_or_else(|| panic!("{problems}"));
+    let metrics = NodeMetrics::new();
+    let files = NodeFiles::read(&settings, metrics.clone()).unwrap();
+    let node = serve_node::node_with(&settings, &files, Arc::new(NoObserver)).unwrap();
+    let (check, mut status, stop) = (node.edge_check(), node.status(), CancellationToken::new());
+    let running = Running { status: status.clone(), task: tokio::spawn(node.serve(stop.clone())), stop };
+    assert!(timeout(Duration::from_secs(20), status.wait_ready()).await.unwrap());
+    let load = Load::start(edge.openai);
+    load.some().await;
+
+    // What each end was shown by the other one on the connection that is there now.
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let shown = async |expected: &dyn Fn() -> [Vec<u8>; 2]| {
+        timeout(Duration::from_secs(40), async {
+            loop {
+                let of_node = std::cell::RefCell::new(Vec::new());
+                edge.runtime.edge().recheck_identities(|peer| {
+                    *of_node.borrow_mut() = peer.chain()[0].clone();
+                    true
+                });
+                let into = Arc::clone(&seen);
+                check.recheck(move |peer| {
+                    *into.lock().unwrap() = peer.chain()[0].clone();
+                    true
+                });
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                if [of_node.into_inner(), seen.lock().unwrap().clone()] == expected() {
+                    break;
+                }
+            }
+        })
+        .await
+        .expect("the session is made anew");
+    };
+    let now = || [leaf_of(&edge.dir, "n1.pem"), leaf_of(&edge.dir, "edge.pem")];
+    shown(&now).await;
+    let first = now();
+
+    edge.ca.issue_node(&edge.dir, "n1");
+    files.look(&check, false);
+    // It may never be idle: not later than this.
+    check.renew(Duration::from_secs(1));
+    shown(&now).await;
+    load.some().await;
+    edge.ca.issue_edge(&edge.dir);
+    edge.reloader.reload().await.unwrap();
+    check.renew(Duration::from_secs(1));
+    shown(&now).await;
+    assert!(first.iter().zip(now()).all(|(old, new)| *old != new));
+    load.some().await;
+    assert!(load.end().await >= 30);
+    assert!(metrics.render().contains("iop_node_file_reloads_total{what=\"certificates\",result=\"applied\"} 1"));
     running.end().await;
 }
