@@ -679,7 +679,7 @@ async fn a_slot_that_is_revoked_while_the_last_lease_is_made_is_told_as_such() {
 
 #[tokio::test(start_paused = true)]
 async fn no_key_is_in_any_log_or_debug_and_each_lease_has_its_records() {
-    // CRD-9, CRD-13
+    // CRD-9, CRD-13; field report 88
     if !alone("no_key_is_in_any_log_or_debug_and_each_lease_has_its_records").unwrap() {
         return;
     }

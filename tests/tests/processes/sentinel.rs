@@ -355,7 +355,7 @@ async fn ended(fleet: &mut Managed) {
 
 #[tokio::test]
 async fn no_sink_of_a_managed_fleet_holds_a_secret_in_any_form() {
-    // CRD-9, CRD-12, CRD-13, SEC-2, SEC-4, OPS-2
+    // CRD-9, CRD-12, CRD-13, SEC-2, SEC-4, OPS-2; field report 88
     let backend = backend().await;
     let models: Vec<_> = ["ok".to_owned()].into_iter().chain(echoes(0)).chain(echoes(1)).collect();
     let mut fleet = Managed::start(&backend, &models).await;

@@ -1,6 +1,6 @@
 //! What a key with limits may do, through the whole surface.
 
-use iop_execution::Usage;
+use iop_execution::{FinishReason, Usage};
 use serde_json::json;
 
 use super::*;
@@ -73,6 +73,88 @@ async fn requests_per_minute_end_in_openais_own_429_and_start_again() {
     assert_eq!(rig.send(list).await.status(), 200);
     tokio::time::advance(Duration::from_secs(41)).await;
     assert_eq!(rig.send(asked_by(&key, CHAT)).await.status(), 200);
+}
+
+/// Path, what is asked, what the provider answers.
+type Way = (&'static str, &'static str, fn() -> Reply);
+
+/// Every endpoint that a provider answers, by each wire it can go by.
+fn every_way() -> [Way; 7] {
+    fn by_tunnel(answer: &'static str) -> Reply {
+        tunnel([head(200, "application/json"), content(answer), usage(7, 5), TunnelFrame::End])
+    }
+    fn by_run() -> Reply {
+        let kinds = [RunEventKind::Start, RunEventKind::Delta("x".into()), RunEventKind::Complete(FinishReason::Stop)];
+        let reported = Usage { input_tokens: Some(7), output_tokens: Some(5), ..Usage::default() };
+        let events: Vec<_> =
+            (1..).zip(kinds).map(|(seq, kind)| RunEvent { seq, kind, usage: (seq == 3).then_some(reported) }).collect();
+        Reply::Run(Box::pin(stream::iter(events)))
+    }
+    let choices = || by_tunnel(r#"{"choices":[{"index":0,"message":{"content":"x"},"finish_reason":"stop"}]}"#);
+    // Long enough that some tokens are expected of each.
+    let chat = r#"{"model":"m","messages":[{"role":"user","content":"hi there"}]}"#;
+    let input = r#"{"model":"m","input":"hi there"}"#;
+    let message = r#"{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"hi there"}]}"#;
+    [
+        ("/v1/chat/completions", chat, choices),
+        ("/v1/chat/completions", chat, by_run),
+        ("/v1/responses", input, choices),
+        ("/v1/responses", input, by_run),
+        ("/v1/completions", r#"{"model":"m","prompt":"hi there"}"#, || by_tunnel(r#"{"choices":[{"text":"x"}]}"#)),
+        ("/v1/embeddings", input, || by_tunnel(r#"{"data":[]}"#)),
+        ("/v1/messages", message, || by_tunnel(r#"{"type":"message","content":[]}"#)),
+    ]
+}
+
+/// The beginning of an answer, and nothing more.
+fn begun(reply: Reply) -> Reply {
+    match reply {
+        Reply::Tunnel(frames) => Reply::Tunnel(Box::pin(frames.take(1).chain(stream::pending()))),
+        Reply::Run(events) => Reply::Run(Box::pin(events.take(1).chain(stream::pending()))),
+        Reply::Noted(..) | Reply::Refuse(_) | Reply::Wait => unreachable!("no answer"),
+    }
+}
+
+/// Asks once more, with the key's limit used up: told so in the endpoint's own shape, and nobody is asked.
+async fn refused_at_the_door(rig: &Rig, request: Request<Full<Bytes>>, of: &str, retry_after: &str, what: &str) {
+    let messages = request.uri().path() == "/v1/messages";
+    let refused = rig.send(request).await;
+    assert_eq!((refused.status().as_u16(), header(&refused, "retry-after")), (429, retry_after), "{what}");
+    let answer: Value = serde_json::from_str(&whole(refused).await.1).unwrap();
+    let error = &answer["error"];
+    if messages {
+        assert_eq!((&answer["type"], &error["type"]), (&json!("error"), &json!("rate_limit_error")), "{what}");
+    } else {
+        assert_eq!((&error["code"], &error["type"]), (&json!("rate_limit_exceeded"), &json!(of)), "{what}");
+    }
+    assert_eq!(rig.script.seen.lock().unwrap().len(), 1, "{what}: the second one reached the engine");
+    let ended = rig.records.0.lock().unwrap().pop().unwrap();
+    assert_eq!((ended.ended_by, ended.attempts, ended.status), (EndedBy::KeyLimit, 0, 429), "{what}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_endpoint_and_no_wire_is_a_way_around_a_limit() {
+    // CRD-12, API-5; field report 90
+    for (path, body, reply) in every_way() {
+        let asking = |key: &Token| {
+            let mut request = post_to(path, body);
+            request.headers_mut().insert("authorization", format!("Bearer {}", key.reveal()).parse().unwrap());
+            request
+        };
+        // Of tokens, all that there are is what the first one reports.
+        for (limits, of) in [(KeyLimits::new(1, 0, 0), "requests"), (KeyLimits::new(0, 12, 0), "tokens")] {
+            let (rig, key) = rig([reply(), reply()], limits);
+            let wire = if matches!(reply(), Reply::Run(_)) { "run" } else { "tunnel" };
+            let what = format!("{path} by {wire}, {of} per minute");
+            assert_eq!(whole(rig.send(asking(&key)).await).await.0, 200, "{what}");
+            refused_at_the_door(&rig, asking(&key), of, "60", &what).await;
+        }
+        let (rig, key) = rig([begun(reply()), reply()], KeyLimits::new(0, 0, 1));
+        let running = rig.send(asking(&key));
+        tokio::pin!(running);
+        assert!(tokio::time::timeout(Duration::from_millis(1), &mut running).await.is_err(), "{path}");
+        refused_at_the_door(&rig, asking(&key), "requests", "1", &format!("{path}, at once")).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
