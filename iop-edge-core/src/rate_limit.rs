@@ -289,7 +289,8 @@ impl Permit {
         if let Some(limit) = counts.limits.tokens_per_minute.map(NonZeroU64::get) {
             let (counted, requested) = (counts.tokens.sum(now), tokens);
             let used = counted.saturating_add(counts.reserved);
-            let wanted = used.saturating_add(requested);
+            // No request is free: one that is estimated at nothing does not get past a limit that is used up.
+            let wanted = used.saturating_add(requested.max(1));
             let refusal = |retry_after| RateRefusal { kind: RateKind::Tokens, limit, used, requested, retry_after };
             if requested > limit {
                 return Err(refusal(None));

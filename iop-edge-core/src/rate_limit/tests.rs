@@ -43,6 +43,7 @@ fn tokens_are_held_back_while_a_request_runs_and_counted_when_it_ends() {
     assert_eq!((refusal.kind, refusal.used, refusal.requested), (RateKind::Tokens, 60, 41));
     assert_eq!(refusal.retry_after, Some(UNKNOWN_WAIT), "nobody knows when the first one ends");
     second.reserve(40, t0).unwrap();
+    assert!(meter.admit(t0).unwrap().reserve(0, t0).is_err(), "no request is free");
     second.settle(5, t0 + SECOND);
     assert_eq!(meter.standings(t0 + SECOND).tokens.unwrap().remaining, 35);
     // Hours later the first one still holds what it was given.

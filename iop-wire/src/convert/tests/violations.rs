@@ -53,7 +53,7 @@ fn an_envelope_without_a_known_body_ends_the_connection() {
 #[test]
 fn a_body_of_the_wrong_role_ends_the_connection() {
     // WIR-1, W2
-    let both = ["WindowCredit", "Ping", "Pong", "Drain", "Goodbye"];
+    let both = ["WindowCredit", "Ping", "Pong", "Drain", "Drain.Returning", "Goodbye"];
     for (name, message) in to_edge().into_iter().filter(|(name, _)| !both.contains(name)) {
         assert_eq!(blame(false, Sequenced { seq: 2, message }.into(), name), None, "{name}");
     }
