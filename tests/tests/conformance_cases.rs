@@ -146,13 +146,16 @@ async fn every_answer_by_run_is_the_right_text_or_a_typed_error() {
     every_case(true).await;
 }
 
-/// A provider `t` by tunnel and one `r` by run at the same backend, ended after `stall`.
+/// An Edge and a Node for each wire, tunnel first: a provider for each model, ended after `stall`.
 async fn both_wires(backend: &ScriptedBackend, names: &[&str], stall: Duration, config: OpenAiConfig) -> [Pair; 2] {
     let start = async |run: bool| {
         let adapter = Arc::new(OpenAiCompat::new(OpenAiCompatConfig::new(backend.base_url())).unwrap());
-        let provider = PairProvider::new("p", adapter, 16, names).stalling_after(stall);
-        let provider = if run { provider.by_run() } else { provider };
-        Pair::start(PairPlan::new(vec![provider]).openai(config.clone())).await
+        let providers = names.iter().map(|name| {
+            let shared = Arc::<OpenAiCompat>::clone(&adapter);
+            let provider = PairProvider::new(name, shared, 16, &[*name]).stalling_after(stall);
+            if run { provider.by_run() } else { provider }
+        });
+        Pair::start(PairPlan::new(providers.collect()).openai(config.clone())).await
     };
     [start(false).await, start(true).await]
 }
@@ -272,18 +275,19 @@ async fn a_provider_that_says_it_is_full_is_a_429_whatever_its_status() {
         .await
         .unwrap();
     let names = ["queue", "busy", "later", "broken"];
-    for pair in both_wires(&backend, &names, Duration::from_secs(30), one_attempt()).await {
-        for name in names {
-            for stream in [true, false] {
-                let answer = pair.ask(&Request::chat(name, stream)).await;
-                let full = name != "broken";
-                let want = if full { (429, Some("rate_limit_exceeded")) } else { (502, Some("bad_gateway")) };
-                let Outcome::Failed { status, code, .. } = read(&answer) else { panic!("{name}: {:?}", read(&answer)) };
-                assert_eq!((status, code.as_deref()), want, "{name} {stream}");
-                assert_eq!(answer.head.header("retry-after").is_some(), full, "{name} {stream}");
-            }
-        }
-    }
+    let pairs = both_wires(&backend, &names, Duration::from_secs(30), one_attempt()).await;
+    let cells =
+        pairs.iter().flat_map(|pair| names.iter().flat_map(move |name| [(pair, *name, true), (pair, *name, false)]));
+    // All at once: a full provider is left alone for a second, and the one that waits for it would wait for that.
+    let asked = cells.map(async |(pair, name, stream): (&Pair, &str, bool)| {
+        let answer = pair.ask(&Request::chat(name, stream)).await;
+        let full = name != "broken";
+        let want = if full { (429, Some("rate_limit_exceeded")) } else { (502, Some("bad_gateway")) };
+        let Outcome::Failed { status, code, .. } = read(&answer) else { panic!("{name}: {:?}", read(&answer)) };
+        assert_eq!((status, code.as_deref()), want, "{name} {stream}");
+        assert_eq!(answer.head.header("retry-after").is_some(), full, "{name} {stream}");
+    });
+    futures_util::future::join_all(asked).await;
 }
 
 #[tokio::test]
