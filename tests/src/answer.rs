@@ -93,6 +93,7 @@ fn read_stream(body: &Bytes, end: End) -> Outcome {
     let (mut text, mut error, mut done) = (String::new(), None, false);
     for block in split_blocks(body) {
         let event = match block {
+            Ok(block) if block.bom => return Outcome::Defect("a byte order mark".to_owned()),
             Ok(block) => match block.content {
                 BlockContent::Event(event) => event,
                 BlockContent::Comment | BlockContent::Blank => continue,

@@ -84,6 +84,14 @@ impl PairProvider {
         self
     }
 
+    /// Ended by its Node after so long without progress, and asked about for as long.
+    #[must_use]
+    pub fn stalling_after(mut self, limit: Duration) -> Self {
+        let limit = u64::try_from(limit.as_millis()).unwrap();
+        (self.config.response_stall_timeout_ms, self.config.probe_timeout_ms) = (limit, limit);
+        self
+    }
+
     /// By normalised runs only.
     #[must_use]
     pub const fn by_run(mut self) -> Self {

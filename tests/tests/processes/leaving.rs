@@ -7,7 +7,7 @@ use iop_tests::fleet::{Fleet, Plan, ProviderPlan};
 use iop_tests::machine::eventually;
 use iop_tests::wire_client::Request;
 
-use crate::{PROGRAMS, chats, finish, fleet, provider, quiet, says, soon, whole};
+use crate::{PROGRAMS, chats, finish, provider, quiet, says, soon, whole};
 
 /// How long the upstream call may outlive the client (ADP-4).
 const AT_ONCE: Duration = Duration::from_millis(100);
@@ -69,14 +69,15 @@ async fn a_client_that_leaves_closes_the_upstream_call_in_every_stage() {
 
 #[tokio::test]
 async fn a_client_that_leaves_while_it_waits_never_reaches_the_provider() {
-    // QUE-2, EDG-3, ADP-4; field reports 30, 35
+    // QUE-2, EDG-3, ADP-4; field reports 30, 35. The queue's own bound is far away: only their leaving can end the wait.
     let backend = ScriptedBackend::builder()
         .model("busy", Answer::events().write(says("one")).pause().write(finish()))
         .model("never", whole("never"))
         .start()
         .await
         .unwrap();
-    let fleet = fleet(provider(&backend, 1, &["busy", "never"])).await;
+    let plan = Plan::new(vec![provider(&backend, 1, &["busy", "never"])]).with("queue: { timeout_ms: 600000 }");
+    let fleet = Fleet::start(PROGRAMS, plan).await;
     let mut busy = fleet.client().await;
     busy.send(&Request::chat("busy", true)).await;
     busy.head().await;
