@@ -297,3 +297,33 @@ fn a_fleet_is_written_as_a_whole_or_not_at_all() {
         assert_eq!(everything(&dir), before);
     }
 }
+
+#[test]
+fn the_command_for_other_machines_makes_the_same_fleet() {
+    // BIN-2, BIN-3
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: InitOptions,
+    }
+    let dir = TestDir::new();
+    let keys = TestDir::new();
+    let paid = InitOptions {
+        backend: Some("https://api.example".to_owned()),
+        models: vec!["m".to_owned(), "org/n:latest".to_owned()],
+        secret_file: Some(keys.write("key.txt", "sk-provider\n")),
+        ..managed(&dir)
+    };
+    let local = InitOptions { backend: Some("http://127.0.0.1:8000".to_owned()), ..options(&dir) };
+    for options in [paid, managed(&dir), local, options(&dir)] {
+        let text = init(&InitOptions { force: true, ..options.clone() }, SystemTime::now()).unwrap().text;
+        let line = text.lines().find_map(|line| line.split_once("iop init ")).unwrap().1;
+        let words = std::iter::once("iop").chain(line.split(' '));
+        let read = <Line as clap::Parser>::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).options;
+        let host = vec!["NAME-OF-THIS-MACHINE".to_owned()];
+        assert_eq!(format!("{read:?}"), format!("{:?}", InitOptions { host, force: true, ..options }));
+    }
+    let spaced = InitOptions { dir: dir.path().join("it's new"), ..options(&dir) };
+    let text = init(&spaced, SystemTime::now()).unwrap().text;
+    assert!(text.contains(r"/it'\''s new' --node"), "{text}");
+}
