@@ -207,7 +207,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_new_issuer_key_replaces_none_and_is_named_as_its_config_takes_it() {
-        // BIN-3, CRD-5
+        // BIN-3, CRD-11
         let (dir, elsewhere) = (TestDir::new(), TestDir::new());
         let config = dir.write("edge.yaml", "");
         let key = dir.path().join("keys/issuer2.pem");

@@ -160,8 +160,9 @@ fn open<'a>(place: &CaPlace, loaded: &'a LoadedEdge, now: SystemTime) -> Result<
 fn mend(error: &CaError) -> &'static str {
     match error {
         CaError::Time => {
-            "look at this machine's clock. A CA that has ended is replaced by a new one, as `iop init --managed --dir NEW` makes it: put its certificate beside the old one in the \
-             file of `tls.nodes.client_ca` and in each Node's ca.pem, and make new certificates with --ca DIR"
+            "look at this machine's clock. A CA that has ended is replaced by a new one, as `iop init --managed --dir NEW` \
+             makes it: put its certificate beside the old one in the file of `tls.nodes.client_ca` and in each Node's ca.pem, and make new \
+             certificates with --ca DIR"
         }
         CaError::Certificate | CaError::NoCa => {
             "ca.pem is to hold the CA's own certificate, as `iop init --managed` writes it"

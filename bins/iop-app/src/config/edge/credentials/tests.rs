@@ -13,7 +13,8 @@ pub(crate) fn folder() -> TestDir {
     folder.write("edge.pem", &certificates.edge);
     let edge_key = folder.write("edge-key.pem", certificates.edge_key.expose());
     folder.write("ca.pem", &certificates.ca);
-    for secret in [key, edge_key] {
+    #[cfg(unix)]
+    for secret in [&key, &edge_key] {
         std::fs::set_permissions(secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     }
     folder
