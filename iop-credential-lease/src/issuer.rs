@@ -92,7 +92,7 @@ impl IssuerKey {
     /// Makes a key and writes it to a new file that only its owner can read.
     ///
     /// # Errors
-    /// [`KeyFileError`], also when there is such a file already.
+    /// [`KeyFileError`], also when there is such a file already. Nothing else is left at `path`.
     pub fn create(path: &Path) -> Result<Self, KeyFileError> {
         let key = Self::generate()?;
         let pem = key.key.to_pkcs8_pem(LineEnding::LF).map_err(|_| KeyFileError::NotPem)?;
@@ -104,8 +104,11 @@ impl IssuerKey {
             options.mode(0o600);
         }
         let mut file = options.open(path)?;
-        file.write_all(pem.as_bytes())?;
-        file.sync_all()?;
+        if let Err(error) = file.write_all(pem.as_bytes()).and_then(|()| file.sync_all()) {
+            // Half a key would stand in the way of the next try.
+            let _best_effort = std::fs::remove_file(path);
+            return Err(error.into());
+        }
         Ok(key)
     }
 

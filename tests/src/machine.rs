@@ -29,10 +29,13 @@ impl Folder {
 
     /// Writes a file that only its owner may read.
     pub fn write(&self, name: &str, text: &str) -> PathBuf {
-        use std::os::unix::fs::PermissionsExt as _;
         let path = self.0.join(name);
         std::fs::write(&path, text).expect("a file for the test");
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+        }
         path
     }
 }
@@ -49,19 +52,19 @@ impl Drop for Folder {
     }
 }
 
-/// Resident memory of a process in bytes, from `/proc`.
+/// Resident memory of a process in bytes, from `/proc`: on Linux only.
 #[must_use]
 pub fn resident_bytes(pid: u32) -> u64 {
     status_bytes(pid, "VmRSS:")
 }
 
-/// The most resident memory a process ever had, in bytes, from `/proc`.
+/// The most resident memory a process ever had, in bytes, from `/proc`: on Linux only.
 #[must_use]
 pub fn peak_bytes(pid: u32) -> u64 {
     status_bytes(pid, "VmHWM:")
 }
 
-/// How many files, sockets and the like a process has open, from `/proc`.
+/// How many files, sockets and the like a process has open, from `/proc`: on Linux only.
 #[must_use]
 pub fn open_files(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs").count()

@@ -1,5 +1,5 @@
 //! Decides what certificates `iop init` and `iop node` make: a CA of the fleet, one certificate of the Edge, and one of each Node
-//! of a managed fleet, valid for 90 days.
+//! of a managed fleet, valid for 90 days, and never longer than the CA.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -28,6 +28,16 @@ pub struct PemPair {
     pub cert: String,
     /// The private key.
     pub key: Redacted<String>,
+    /// How long it is valid from now on.
+    valid: Duration,
+}
+
+impl PemPair {
+    /// For how many whole days it is valid from when it was made: [`VALID_DAYS`], or less where the CA ends before.
+    #[must_use]
+    pub const fn valid_days(&self) -> u64 {
+        self.valid.as_secs() / 86_400
+    }
 }
 
 /// What `iop init` made.
@@ -78,6 +88,8 @@ pub enum CaError {
 pub struct Ca {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
+    /// When it ends.
+    until: SystemTime,
 }
 
 impl std::fmt::Debug for Ca {
@@ -99,7 +111,7 @@ impl Ca {
         ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
         (ca.not_before, ca.not_after) = validity(days, now);
         let pem = ca.self_signed(&key)?.pem();
-        Ok(Self { pem, issuer: Issuer::new(ca, key) })
+        Ok(Self { pem, until: ca.not_after.into(), issuer: Issuer::new(ca, key) })
     }
 
     /// Reads certificate and key of one that was made before, here or elsewhere.
@@ -123,7 +135,8 @@ impl Ca {
             return Err(CaError::OtherKey);
         }
         let issuer = Issuer::from_ca_cert_der(&der, key).map_err(|_| CaError::Certificate)?;
-        Ok(Self { pem: certificate.to_owned(), issuer })
+        let until = u64::try_from(validity.not_after.timestamp()).unwrap_or(0);
+        Ok(Self { pem: certificate.to_owned(), issuer, until: SystemTime::UNIX_EPOCH + Duration::from_secs(until) })
     }
 
     /// Its certificate, as PEM.
@@ -172,8 +185,11 @@ impl Ca {
         leaf.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         leaf.extended_key_usages = vec![usage];
         (leaf.not_before, leaf.not_after) = validity(VALID_DAYS, now);
+        // Nobody takes it once the CA has ended.
+        leaf.not_after = leaf.not_after.min(self.until.into());
+        let valid = SystemTime::from(leaf.not_after).duration_since(now).unwrap_or_default();
         let cert = leaf.signed_by(&key, &self.issuer)?.pem();
-        Ok(PemPair { cert, key: Redacted::new(key.serialize_pem()) })
+        Ok(PemPair { cert, key: Redacted::new(key.serialize_pem()), valid })
     }
 }
 
@@ -283,7 +299,30 @@ mod tests {
         ] {
             assert_eq!(Ca::read(certificate, key, at).unwrap_err(), error);
         }
-        assert!(Ca::read(&one.ca, &key, days(CA_VALID_DAYS - 1)).is_ok(), "it outlives what it signs");
         assert!(generate(&[], now).unwrap().ca_key.is_none());
+    }
+
+    #[test]
+    fn a_certificate_ends_with_its_ca_at_the_latest() {
+        // CRD-10
+        let now = SystemTime::now();
+        let identity = |role, id: &str| WorkloadIdentity::new(TrustDomain::default(), role, id).unwrap();
+        let identities = Identities { edge: identity(WorkloadRole::Edge, "edge"), nodes: Vec::new() };
+        let made = generate_managed(&[], &identities, now).unwrap();
+        let key = made.ca_key.unwrap();
+        let end = |pem: &str| {
+            let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+            X509Certificate::from_der(&der).unwrap().1.validity().not_after.timestamp()
+        };
+        // The hour is for what the CA's own end is cut by: it is in whole seconds.
+        for (left, valid) in [(CA_VALID_DAYS, VALID_DAYS), (VALID_DAYS + 1, VALID_DAYS), (6, 5), (1, 0)] {
+            let later = now + Duration::from_secs((CA_VALID_DAYS - left) * 86_400 + 3600);
+            let ca = Ca::read(&made.ca, &key, later).unwrap();
+            for pair in [ca.node(&identity(WorkloadRole::Node, "n1"), later), ca.edge(names(&[]), None, later)] {
+                let pair = pair.unwrap();
+                assert_eq!(pair.valid_days(), valid, "{left}");
+                assert_eq!(end(&pair.cert) == end(&made.ca), valid < VALID_DAYS, "{left}");
+            }
+        }
     }
 }

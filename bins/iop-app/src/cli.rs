@@ -325,11 +325,44 @@ fn completions(shell: clap_complete::Shell, of: Program) {
 fn man(out: &std::path::Path) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::fatal(format!("can't write man pages to {}: {error}", out.display()));
     std::fs::create_dir_all(out).map_err(failed)?;
-    for program in [Program::Iop, Program::IopEdge, Program::IopNode] {
-        clap_mangen::generate_to(program.command(), out).map_err(failed)?;
+    let pages = man_pages().map_err(failed)?;
+    for (name, text) in &pages {
+        std::fs::write(out.join(name), text).map_err(failed)?;
     }
-    let pages = std::fs::read_dir(out).map_err(failed)?.count();
-    say(format!("{pages} pages in {0}; read one with: man {0}/iop.1", out.display()));
+    say(format!("{} pages in {1}; read one with: man {1}/iop.1", pages.len(), out.display()));
+    Ok(())
+}
+
+/// What the page of `iop node` is called: `iop-node` is a program.
+const NODE_PAGE: &str = "iop-cmd-node";
+
+/// The pages by their file names.
+fn man_pages() -> std::io::Result<Vec<(String, Vec<u8>)>> {
+    let mut pages = Vec::new();
+    for program in [Program::Iop, Program::IopEdge, Program::IopNode] {
+        let mut command = program.command();
+        if program == Program::Iop {
+            command = command.mut_subcommand("node", |node| node.display_name(NODE_PAGE));
+        }
+        command.build();
+        pages_below(command, &mut pages)?;
+    }
+    Ok(pages)
+}
+
+fn pages_below(command: clap::Command, pages: &mut Vec<(String, Vec<u8>)>) -> std::io::Result<()> {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        pages_below(below.clone(), pages)?;
+    }
+    let page = clap_mangen::Man::new(command);
+    let (name, mut text) = (page.get_filename(), Vec::new());
+    page.render(&mut text)?;
+    if name == "iop.1" {
+        // Its list of commands, which names pages by their commands.
+        let list = String::from_utf8_lossy(&text);
+        text = list.replace("iop\\-node(1)", &format!("{}(1)", NODE_PAGE.replace('-', "\\-"))).into_bytes();
+    }
+    pages.push((name, text));
     Ok(())
 }
 

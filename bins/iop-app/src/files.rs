@@ -13,11 +13,22 @@ pub(crate) enum Readers {
     Owner,
 }
 
-/// Writes a file that is not there yet.
+/// Writes a file that is not there yet. An error leaves nothing there.
 pub(crate) fn create(path: &Path, text: &str, readers: Readers) -> io::Result<()> {
+    create_by(path, readers, |file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    })
+}
+
+fn create_by(path: &Path, readers: Readers, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let mut file = open_new(path, readers)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()
+    let written = write(&mut file);
+    if written.is_err() {
+        // Half a file would stand in the way of the next try.
+        let _best_effort = fs::remove_file(path);
+    }
+    written
 }
 
 fn open_new(path: &Path, readers: Readers) -> io::Result<File> {
@@ -97,6 +108,29 @@ pub(crate) fn replace_keeping(path: &Path, text: &str, readers: Readers) -> io::
     Ok(kept)
 }
 
+/// A new file, with a mode and an owner of its own whatever was there before, and the way back. `make` leaves nothing when it
+/// fails.
+pub(crate) fn create_keeping<E: From<io::Error>>(
+    path: &Path,
+    make: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<Kept, E> {
+    if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+        return Err(io::Error::from(io::ErrorKind::IsADirectory).into());
+    }
+    let aside = beside(path, "old");
+    let _nothing_there = fs::remove_file(&aside);
+    let old = match fs::rename(path, &aside) {
+        Ok(()) => Some(aside),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error.into()),
+    };
+    let made = make(path);
+    if let (Err(_), Some(old)) = (&made, &old) {
+        let _best_effort = fs::rename(old, path);
+    }
+    made.map(|()| Kept { path: path.to_path_buf(), old, stays: false })
+}
+
 /// The file that a link names in the end.
 fn behind_links(path: &Path) -> io::Result<PathBuf> {
     match fs::symlink_metadata(path) {
@@ -166,6 +200,27 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
         assert!(create(&path, "x", Readers::Owner).is_err(), "a secret is never written over another file");
         assert!(replace(&dir.path().join("none/x"), "y", Readers::Owner).is_err());
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_nothing_and_an_old_file_as_it_was() {
+        // BIN-3
+        let dir = TestDir::new();
+        let (new, old) = (dir.path().join("new"), dir.write("old", "old"));
+        let half = |file: &mut File| {
+            file.write_all(b"half")?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        };
+        create_by(&new, Readers::Owner, half).unwrap_err();
+        assert!(!new.exists());
+        create_keeping::<io::Error>(&old, |path| create_by(path, Readers::Owner, half)).unwrap_err();
+        create_keeping::<io::Error>(dir.path(), |_| Ok(())).unwrap_err();
+        drop(create_keeping::<io::Error>(&new, |path| create(path, "new", Readers::Owner)).unwrap());
+        drop(create_keeping::<io::Error>(&old, |path| create(path, "new", Readers::Owner)).unwrap());
+        assert_eq!(fs::read_to_string(&old).unwrap(), "old");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+        create_keeping::<io::Error>(&old, |path| create(path, "new", Readers::Owner)).unwrap().stays();
+        assert_eq!((fs::read_to_string(&old).unwrap(), fs::read_dir(dir.path()).unwrap().count()), ("new".into(), 1));
     }
 
     #[cfg(unix)]

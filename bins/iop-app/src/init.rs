@@ -1,12 +1,12 @@
 //! Decides what a fleet on several machines needs to start: certificates, tokens, keys, and configs that fit together.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use iop_adapters::http::Origin;
-use iop_edge_core::catalog::IssuerKey;
+
+use iop_edge_core::catalog::{IssuerKey, KeyFileError};
 use iop_edge_core::token::{Token, TokenKind};
 use iop_execution::NodeId;
 use iop_wire::{TrustDomain, WorkloadIdentity, WorkloadRole};
@@ -16,7 +16,7 @@ use crate::certs::{self, DevCertificates, Identities};
 use crate::config::edge::NODES_PORT;
 use crate::config::secret::read_secret;
 use crate::exit::Failure;
-use crate::files::{Readers, create};
+use crate::files::{Kept, Readers, create, create_keeping};
 use crate::operate::client::KEY_FILE;
 
 pub(crate) mod directory;
@@ -115,7 +115,7 @@ struct Parts<'a> {
 /// Writes everything.
 ///
 /// # Errors
-/// [`Failure`] with the next step. Nothing is written when a file is there already.
+/// [`Failure`] with the next step. Everything is as it was then, also where files were to be overwritten.
 pub fn init(options: &InitOptions, now: SystemTime) -> Result<Init, Failure> {
     let parts = parts(options, now)?;
     let files = if options.managed { managed_files(&parts) } else { plain_files(&parts) };
@@ -168,9 +168,8 @@ fn node_ids(options: &InitOptions) -> Result<Vec<String>, Failure> {
             );
         }
         if options.managed && is_reserved(id) {
-            return Err(
-                Failure::usage(format!("`{id}/` is a directory of the fleet itself")).hint("give the Node another id")
-            );
+            return Err(Failure::usage(format!("`{id}` is a file or directory of the fleet itself"))
+                .hint("give the Node another id"));
         }
         if ids.iter().filter(|other| *other == id).count() > 1 {
             return Err(Failure::usage(format!("node `{id}` is there twice")).hint("--node gpu-1,gpu-2"));
@@ -183,9 +182,13 @@ fn node_ids(options: &InitOptions) -> Result<Vec<String>, Failure> {
     Ok(ids)
 }
 
-/// True if a Node of that id would have its files among those of the fleet, which it must never be given.
+/// What a managed fleet has in its directory beside the Nodes' own ones.
+const OWN_NAMES: [&str; 8] =
+    [CA_DIR, "certs", "keys", KEY_FILE, text::API_KEYS, text::NODE_TOKENS, text::SLOTS, "edge.yaml"];
+
+/// True if a Node of that id would have its files among those of the fleet, which it must never be given, or in the place of one.
 pub(crate) fn is_reserved(id: &str) -> bool {
-    [CA_DIR, "certs", "keys"].iter().any(|taken| taken.eq_ignore_ascii_case(id))
+    OWN_NAMES.iter().any(|taken| taken.eq_ignore_ascii_case(id))
 }
 
 fn identities(ids: &[String]) -> Result<Identities, Failure> {
@@ -276,32 +279,62 @@ fn write_all(dir: &Path, files: &[File], issuer: Option<&Path>, force: bool) -> 
             Failure::usage(message).hint("nothing was written; --force overwrites them, --dir DIR writes elsewhere")
         );
     }
-    let failed = |path: &Path, error: io::Error| Failure::fatal(format!("can't write {}: {error}", path.display()));
-    let fresh = |path: &Path| {
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
-        }
-        // A new file, so that its mode is ours whatever was there before.
-        match fs::remove_file(path) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(failed(path, error)),
-        }
-    };
+    let mut written = Written::default();
     for file in files {
-        let path = dir.join(&file.name);
-        fresh(&path)?;
-        create(&path, &file.text, file.readers).map_err(|error| failed(&path, error))?;
+        written.add(&dir.join(&file.name), |path| Ok(create(path, &file.text, file.readers)?))?;
     }
     #[cfg(unix)]
     if files.iter().any(|file| Path::new(&file.name).starts_with(CA_DIR)) {
         let path = dir.join(CA_DIR);
         let owner = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        fs::set_permissions(&path, owner).map_err(|error| failed(&path, error))?;
+        fs::set_permissions(&path, owner).map_err(|error| unwritten(&path, &error))?;
     }
     if let Some(path) = issuer {
-        fresh(path)?;
-        IssuerKey::create(path).map_err(|error| Failure::fatal(format!("can't write {}: {error}", path.display())))?;
+        written.add(path, |path| IssuerKey::create(path).map(|_| ()))?;
     }
+    written.stays();
     Ok(())
+}
+
+fn unwritten(path: &Path, error: &dyn std::fmt::Display) -> Failure {
+    Failure::fatal(format!("can't write {}: {error}; nothing was changed", path.display()))
+}
+
+/// What was written, until all of it is: dropped before, it is taken back.
+#[derive(Debug, Default)]
+struct Written {
+    files: Vec<Kept>,
+    /// Those that were made, the outer ones first.
+    directories: Vec<PathBuf>,
+}
+
+impl Written {
+    fn add(&mut self, path: &Path, make: impl FnOnce(&Path) -> Result<(), KeyFileError>) -> Result<(), Failure> {
+        if let Some(parent) = path.parent() {
+            let mut missing: Vec<_> = parent.ancestors().filter(|directory| !directory.exists()).collect();
+            missing.retain(|directory| !directory.as_os_str().is_empty());
+            self.directories.extend(missing.into_iter().rev().map(Path::to_path_buf));
+            fs::create_dir_all(parent).map_err(|error| unwritten(parent, &error))?;
+        }
+        let kept = create_keeping(path, make).map_err(|error: KeyFileError| match error {
+            KeyFileError::Io(error) => unwritten(path, &error),
+            error => unwritten(path, &error),
+        })?;
+        self.files.push(kept);
+        Ok(())
+    }
+
+    fn stays(mut self) {
+        self.files.drain(..).for_each(Kept::stays);
+        self.directories.clear();
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        self.files.clear();
+        for directory in self.directories.iter().rev() {
+            let _not_empty = fs::remove_dir(directory);
+        }
+    }
 }

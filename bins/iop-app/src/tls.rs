@@ -301,6 +301,24 @@ pub fn edge_for_nodes(
     verifier.verify_server_cert(leaf, rest, &name, &[], UnixTime::now()).map(|_| ())
 }
 
+/// Whether a server's certificate is of this CA, or of one that is below it in its chain. `then`, a time at which it was good: one
+/// that has ended since is of that CA all the same.
+///
+/// # Errors
+/// Why it is not.
+pub(crate) fn is_of_ca(
+    chain: &[CertificateDer<'_>],
+    ca: CertificateDer<'static>,
+    then: UnixTime,
+) -> Result<(), rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    roots.add(ca)?;
+    let (leaf, rest) = chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)?;
+    let leaf = rustls::server::ParsedCertificate::try_from(leaf)?;
+    let algorithms = provider().signature_verification_algorithms.all;
+    rustls::client::verify_server_cert_signed_by_trust_anchor(&leaf, &roots, rest, then, algorithms)
+}
+
 /// For backends with https, with what the system trusts: only to see whether one is there.
 ///
 /// # Errors

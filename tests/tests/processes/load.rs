@@ -44,6 +44,7 @@ async fn a_thousand_tiny_frame_runs_on_one_connection_survive() {
 }
 
 #[tokio::test]
+#[cfg_attr(not(target_os = "linux"), ignore = "it reads /proc")]
 async fn five_thousand_names_that_do_not_exist_leave_no_trace() {
     // API-15, API-13, OPS-4; field reports 89, T9
     let backend = ScriptedBackend::builder().model("m", hello()).start().await.unwrap();
@@ -75,6 +76,7 @@ async fn five_thousand_names_that_do_not_exist_leave_no_trace() {
 }
 
 #[tokio::test]
+#[cfg_attr(not(target_os = "linux"), ignore = "it reads /proc")]
 async fn a_large_body_is_held_about_once() {
     // API-3, WIR-7, WIR-8; field report 44: no more than 1.3 times the body, at the Edge and at the Node
     const BODY: usize = 30 << 20;

@@ -8,6 +8,8 @@
     clippy::unwrap_used,
     reason = "all of it is test code: a broken assumption fails the test"
 )]
+// Scenarios stop and freeze processes by signals.
+#![cfg(unix)]
 
 mod a_prefill;
 mod chat;

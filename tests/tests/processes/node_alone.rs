@@ -32,6 +32,7 @@ fn open_to_others(pid: u32) -> Vec<String> {
 }
 
 #[tokio::test]
+#[cfg_attr(not(target_os = "linux"), ignore = "it reads /proc")]
 async fn a_node_listens_on_nothing() {
     // BIN-2, NOD-1; field report 69: users ask for connections from the worker to the server only
     let backend = ScriptedBackend::builder().model("m", hello()).start().await.unwrap();

@@ -25,6 +25,9 @@ use crate::{PROGRAMS, chats, hello, says};
 const FIRST: &str = "acme-9f86d081884c7d659a2feaa0c55ad015-SENTINEL";
 /// And the next: it looks like nothing in particular.
 const SECOND: &str = "correct-horse-battery-staple-SENTINEL";
+/// Keys of a further provider, which commands read from standard input.
+const THIRD: &str = "umbrella-kettle-lantern-thimble-SENTINEL";
+const FOURTH: &str = "gravel-pigeon-marble-saffron-SENTINEL";
 
 /// A managed fleet of one Node, and everything it has said.
 struct Managed {
@@ -36,6 +39,8 @@ struct Managed {
     node_metrics: SocketAddr,
     api_key: String,
     said: BTreeMap<String, Vec<u8>>,
+    /// Secrets that commands made and showed, and such that were replaced.
+    secrets: Vec<Secret>,
 }
 
 const LOUD: [(&str, &str); 2] = [("IOP_LOG", "trace"), ("RUST_BACKTRACE", "1")];
@@ -58,13 +63,17 @@ impl Managed {
         let url = backend.base_url();
         arguments.push(&url);
         arguments.extend(models.iter().flat_map(|model| ["--model", model.as_str()]));
-        let mut init = Process::start(PROGRAMS.iop, &arguments, folder.path(), &[]);
+        let mut init = Process::start(PROGRAMS.iop, &arguments, folder.path(), &LOUD);
         assert_eq!(init.exit_code().await, 0, "{:?}", init.lines());
-        let shown = init.lines().join(" ");
-        let api_key = shown.split_whitespace().find(|word| word.starts_with("iopk_")).unwrap().to_owned();
+        let shown = init.lines().join("\n");
+        let api_key = token_in(&shown, "iopk_");
+        // The one secret that it may show, and in the command to try it with.
+        let said = BTreeMap::from([("init".to_owned(), shown.replace(&api_key, "SHOWN").into_bytes())]);
         // Free ports; and a provider that can't be reached, with the same key.
         let gone = "    providers:\n      - { id: gone, kind: openai_compat, base_url: \"http://127.0.0.1:1\", \
                     targets: [gone], credential: { slot: main, profile: bearer } }\n";
+        // And a Node that is still to be made.
+        let further = "nodes:\n  - { id: gpu-2, providers: [ { id: gpu-2-demo, kind: demo } ] }\n";
         edit(
             &folder,
             "edge.yaml",
@@ -73,6 +82,7 @@ impl Managed {
                 (":8443\"", ":0\""),
                 (":9190\"", ":0\""),
                 ("    providers:\n", gone),
+                ("nodes:\n", further),
                 ("  - auto\n", "  - auto\n  - { name: gone, candidates: [ { provider: gone } ] }\n"),
             ],
         );
@@ -89,7 +99,7 @@ impl Managed {
         let node = Process::start(PROGRAMS.node, &arguments, folder.path(), &LOUD);
         let node_metrics = node.find("its metrics", |line| address_of(line, "metrics")).await;
         node.find("that it is ready", |line| line.starts_with("ready ").then_some(())).await;
-        Self { folder, edge, node, openai, admin, node_metrics, api_key, said: BTreeMap::new() }
+        Self { folder, edge, node, openai, admin, node_metrics, api_key, said, secrets: Vec::new() }
     }
 
     /// Writes down what somebody was told.
@@ -114,17 +124,52 @@ impl Managed {
         self.ask(Request::chat(model, stream), &key).await
     }
 
-    /// Runs a command of an operator, loudly, for people and for programs.
-    async fn command(&mut self, program: &str, line: &str) -> String {
+    /// Runs a command of an operator, loudly; answers how it ended and what it said, which is still to be written down.
+    async fn run(&self, program: &str, arguments: &[&str]) -> (i32, String) {
         let (admin, config) = (format!("http://{}", self.admin), "edge.yaml");
-        let arguments: Vec<_> = line.split(' ').collect();
         let variables = [LOUD[0], LOUD[1], ("IOP_ADMIN", admin.as_str()), ("IOP_EDGE_CONFIG", config)];
-        let mut process = Process::start(program, &arguments, self.folder.path(), &variables);
-        process.exit_code().await;
+        let mut process = Process::start(program, arguments, self.folder.path(), &variables);
+        let code = process.exit_code().await;
         let lines = process.lines().join("\n");
-        assert!(!lines.contains("unexpected argument"), "{line}: {lines}");
+        assert!(!lines.contains("unexpected argument"), "{arguments:?}: {lines}");
+        (code, lines)
+    }
+
+    async fn command(&mut self, program: &str, line: &str) -> String {
+        let (_, lines) = self.run(program, &line.split(' ').collect::<Vec<_>>()).await;
         self.heard(line, &lines);
         lines
+    }
+
+    /// A command that does what it says.
+    async fn done(&mut self, line: &str) {
+        let (code, lines) = self.run(PROGRAMS.iop, &line.split(' ').collect::<Vec<_>>()).await;
+        assert_eq!(code, 0, "{line}: {lines}");
+        self.heard(line, &lines);
+    }
+
+    /// A command that makes a key or token that begins so, and shows it once; answers its id.
+    async fn shows(&mut self, line: &str, start: &str) -> String {
+        let (code, lines) = self.run(PROGRAMS.iop, &line.split(' ').collect::<Vec<_>>()).await;
+        assert_eq!(code, 0, "{line}: {lines}");
+        let token = token_in(&lines, start);
+        self.heard(line, lines.replacen(&token, "SHOWN", 1));
+        self.secrets.push(Secret::new("what a command showed", secret_of(&token), &[]));
+        token.split('_').nth(1).unwrap().to_owned()
+    }
+
+    /// A command that reads a secret from standard input.
+    async fn reads(&mut self, line: &str, file: &str) {
+        let redirected = format!("exec \"$0\" \"$@\" < {file}");
+        let arguments: Vec<_> = ["-c", redirected.as_str(), PROGRAMS.iop].into_iter().chain(line.split(' ')).collect();
+        let (code, lines) = self.run("sh", &arguments).await;
+        assert_eq!(code, 0, "{line}: {lines}");
+        self.heard(line, &lines);
+    }
+
+    /// Remembers the private key that is about to be replaced there.
+    fn replaces(&mut self, file: &str) {
+        self.secrets.push(Secret::new("a private key that was replaced", &middle_of(&self.read(file)), &[]));
     }
 
     async fn iop(&mut self, line: &str) -> String {
@@ -145,6 +190,28 @@ impl Managed {
     fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.folder.path().join(name)).unwrap()
     }
+}
+
+/// The first key or token in a text that begins so: a prefix, an id and a secret.
+fn token_in(text: &str, start: &str) -> String {
+    let from = text.find(start).unwrap_or_else(|| panic!("no {start} in {text}"));
+    let part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
+    text[from..].chars().take_while(|letter| part(*letter)).collect()
+}
+
+/// The secret of a key or token.
+fn secret_of(token: &str) -> &str {
+    token.trim().splitn(3, '_').nth(2).unwrap()
+}
+
+/// Of a private key as PEM, what is neither the same in all of them nor public.
+fn middle_of(pem: &str) -> String {
+    pem.lines().nth(2).unwrap()[..24].to_owned()
+}
+
+/// The same of a key that signs leases.
+fn middle_of_issuer(pem: &str) -> String {
+    pem.lines().nth(1).unwrap()[24..48].to_owned()
 }
 
 /// Every file below a folder, by its path in there.
@@ -254,6 +321,7 @@ async fn operated(fleet: &mut Managed) {
     ] {
         assert_eq!(fleet.operate(method, path).await, status, "{path}");
     }
+    fleet.replaces("gpu-1/key.pem");
     for line in [
         "status",
         "nodes",
@@ -286,6 +354,52 @@ async fn operated(fleet: &mut Managed) {
     }
     fleet.command(PROGRAMS.edge, "check --config edge.yaml").await;
     fleet.command(PROGRAMS.node, "check --config gpu-1/node.yaml").await;
+}
+
+/// What operators make: each command may show one secret, once, or none where it goes to a file.
+async fn made(fleet: &mut Managed) {
+    fleet.done("node add gpu-2").await;
+    fleet.replaces("certs/edge-key.pem");
+    fleet.done("node renew --edge").await;
+    fleet.replaces("certs/edge-key.pem");
+    fleet.done("node renew --edge --json").await;
+    for json in ["", " --json"] {
+        let id = fleet.shows(&format!("key new{json}"), "iopk_").await;
+        fleet.shows(&format!("key rotate {id}{json}"), "iopk_").await;
+        fleet.done(&format!("key revoke {id}{json}")).await;
+        fleet.done(&format!("token revoke gpu-2{json}")).await;
+        fleet.shows(&format!("token new gpu-2{json}"), "iopn_").await;
+        fleet.shows(&format!("token rotate gpu-2{json}"), "iopn_").await;
+    }
+    fleet.done("token revoke gpu-2").await;
+    fleet.done("token new gpu-2 --out new.token").await;
+    fleet.done("token rotate gpu-2 --out rotated.token").await;
+    fleet.done("token revoke gpu-2").await;
+    fleet.done("node add gpu-2 --out again --json").await;
+    for (line, file, key) in [("slot new third", "third.txt", THIRD), ("slot rotate third", "fourth.txt", FOURTH)] {
+        fleet.folder.write(file, key);
+        fleet.reads(line, file).await;
+    }
+    fleet.done("lease issuer-key new --out keys/next.pem").await;
+    fleet.done("lease issuer-key new --out keys/next-but-one.pem --json").await;
+    let token = |name: &str| secret_of(&fleet.read(name)).to_owned();
+    let made = [
+        Secret::new("the third key", THIRD, &["third.txt"]),
+        Secret::new("the fourth key", FOURTH, &["fourth.txt", "keys/third.key"]),
+        Secret::new("a new Node's token", &token("gpu-2/node.token"), &["gpu-2/node.token"]),
+        Secret::new("a token in a file", &token("new.token"), &["new.token"]),
+        Secret::new("a rotated token in a file", &token("rotated.token"), &["rotated.token"]),
+        Secret::new("the token of a Node that was added again", &token("again/node.token"), &["again/node.token"]),
+        Secret::new("a new Node's private key", &middle_of(&fleet.read("gpu-2/key.pem")), &["gpu-2/key.pem"]),
+        Secret::new("its next private key", &middle_of(&fleet.read("again/key.pem")), &["again/key.pem"]),
+        Secret::new("the next issuer", &middle_of_issuer(&fleet.read("keys/next.pem")), &["keys/next.pem"]),
+        Secret::new(
+            "the next issuer but one",
+            &middle_of_issuer(&fleet.read("keys/next-but-one.pem")),
+            &["keys/next-but-one.pem"],
+        ),
+    ];
+    fleet.secrets.extend(made);
 }
 
 /// `Debug` of what is made of the files.
@@ -337,6 +451,7 @@ async fn counted(fleet: &mut Managed) {
 
 /// Both processes end; what they were started with, and what they logged.
 async fn ended(fleet: &mut Managed) {
+    #[cfg(target_os = "linux")]
     for (name, pid) in [("Edge", fleet.edge.pid()), ("Node", fleet.node.pid())] {
         for what in ["cmdline", "environ"] {
             let bytes = std::fs::read(format!("/proc/{pid}/{what}")).unwrap();
@@ -367,6 +482,7 @@ async fn no_sink_of_a_managed_fleet_holds_a_secret_in_any_form() {
                 --reconnect-max-attempts 1";
     fleet.command(PROGRAMS.node, line).await;
     operated(&mut fleet).await;
+    made(&mut fleet).await;
     debugged(&mut fleet);
     // Nobody may use the key any more.
     let told = fleet.iop("slot revoke main --json").await;
@@ -380,17 +496,15 @@ async fn no_sink_of_a_managed_fleet_holds_a_secret_in_any_form() {
     counted(&mut fleet).await;
     ended(&mut fleet).await;
 
-    let secret_of = |token: &str| token.trim().splitn(3, '_').nth(2).unwrap().to_owned();
-    let of_file = |name: &str| secret_of(&fleet.read(name));
-    // Of a private key, what is neither the same in all of them nor public.
-    let middle_of = |name: &str| fleet.read(name).lines().nth(2).unwrap()[..24].to_owned();
-    let signs = fleet.read("keys/lease-issuer.pem").lines().nth(1).unwrap()[24..48].to_owned();
+    let of_file = |name: &str| secret_of(&fleet.read(name)).to_owned();
+    let middle_of = |name: &str| middle_of(&fleet.read(name));
+    let signs = middle_of_issuer(&fleet.read("keys/lease-issuer.pem"));
     let secrets = [
         Secret::new("the backend's first key", FIRST, &["key.txt"]),
         Secret::new("the backend's second key", SECOND, &["keys/main.key"]),
-        Secret::new("the client's key", &secret_of(&fleet.api_key), &[]),
+        Secret::new("the client's key", secret_of(&fleet.api_key), &[]),
         Secret::new("the Node's token", &of_file("gpu-1/node.token"), &["gpu-1/node.token"]),
-        Secret::new("a wrong token", &secret_of(&stranger), &["gpu-1/other.token"]),
+        Secret::new("a wrong token", secret_of(&stranger), &["gpu-1/other.token"]),
         Secret::new("the operator's key", &of_file("admin.key"), &["admin.key"]),
         Secret::new("the key of the CA", &middle_of("ca/ca-key.pem"), &["ca/ca-key.pem"]),
         Secret::new("the Edge's private key", &middle_of("certs/edge-key.pem"), &["certs/edge-key.pem"]),
@@ -402,7 +516,7 @@ async fn no_sink_of_a_managed_fleet_holds_a_secret_in_any_form() {
     let journal = stored.iter().filter(|(path, _)| path.to_string_lossy().starts_with("runs.db"));
     let journal: Vec<u8> = journal.flat_map(|(_, bytes)| bytes.clone()).collect();
     assert!(memchr::memmem::find(&journal, b"gpu-1-main").is_some(), "the journal has runs");
-    for secret in &secrets {
+    for secret in secrets.iter().chain(&fleet.secrets) {
         for (path, bytes) in &stored {
             let (name, at_home) = (path.to_str().unwrap(), secret.homes.iter().any(|home| path == Path::new(home)));
             assert_eq!(!secret.found(bytes).is_empty(), at_home, "{} in the file {name}", secret.name);

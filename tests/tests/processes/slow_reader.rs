@@ -19,6 +19,7 @@ const HELD: u64 = 16 << 20;
 const COST: u64 = 8 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[cfg_attr(not(target_os = "linux"), ignore = "it reads /proc")]
 async fn one_stopped_reader_among_32_streams_holds_its_window_and_disturbs_nobody() {
     // WIR-7, WIR-16; field reports 40, 43, 44
     let part = says(&"x".repeat(16 * 1024));

@@ -40,3 +40,27 @@ fn check_tells_the_two_files_apart_and_ends_with_2() {
     assert!(failure.message.contains("node.yaml"), "{failure}");
     assert_eq!(check_files(&[dir.path().join("none.yaml")]).unwrap_err().exit, Exit::Usage);
 }
+
+#[test]
+fn every_program_and_every_command_has_a_page_of_its_own() {
+    // BIN-1
+    fn count(command: &clap::Command) -> usize {
+        1 + command.get_subcommands().map(count).sum::<usize>()
+    }
+    let pages = man_pages().unwrap();
+    let text = |name: &str| {
+        let all: Vec<_> = pages.iter().filter(|(known, _)| known == name).collect();
+        assert_eq!(all.len(), 1, "{name}");
+        String::from_utf8(all[0].1.clone()).unwrap()
+    };
+    for (name, _) in &pages {
+        text(name);
+    }
+    let commands: usize = [Iop::command(), IopEdge::command(), IopNode::command()].iter().map(count).sum();
+    assert_eq!(pages.len(), commands);
+    assert!(text("iop-node.1").contains("iop\\-node\\-serve(1)"));
+    assert!(text("iop-cmd-node.1").contains("iop\\-cmd\\-node\\-add(1)"));
+    let list = text("iop.1");
+    assert!(list.contains("iop\\-cmd\\-node(1)") && !list.contains("iop\\-node(1)"), "{list}");
+    assert!(text("iop-cmd-node-add.1").contains("iop node add"));
+}

@@ -16,7 +16,7 @@ use super::exposure::{Protection, exposed};
 use super::link::{CongestionConfig, LINK, LinkConfig};
 use super::problem::{Position, Problems};
 use super::schema::{self, Kind, Object, optional};
-use super::secret::{read_secret, resolve_path};
+use super::secret::{read_secret, readable_by_all, resolve_path};
 use super::tree::{Entry, Tree, Value};
 
 #[cfg(test)]
@@ -561,6 +561,7 @@ fn own_certificate(
         let hint = "use https:// for the Edge, or leave the certificate out";
         problems.error(cert_at, "an http:// Edge can't be shown a certificate", Some(hint.to_owned()));
     }
+    readable_by_all(&key, key_at, problems);
     let read = crate::tls::load_pair(&cert, &key);
     if let Err(error) = read.and_then(|pair| crate::tls::own_identity(&pair, WorkloadRole::Node)) {
         problems.error(if error.is_about_key() { key_at } else { cert_at }, error.to_string(), None);

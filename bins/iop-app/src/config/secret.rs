@@ -243,6 +243,21 @@ pub fn resolve_hash(base: &Path, text: &str) -> Result<TokenHash, String> {
     }
 }
 
+/// Warns of a secret that is nobody's own.
+pub(crate) fn readable_by_all(path: &Path, at: Position, problems: &mut Problems) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
+        if mode & 0o004 != 0 {
+            let message = format!("everybody on this machine can read {}", path.display());
+            problems.warning(at, message, Some(format!("chmod 600 {}", path.display())));
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = (path, at, problems);
+}
+
 #[cfg(test)]
 mod tests {
     use iop_edge_core::token::{Token, TokenKind};

@@ -17,6 +17,8 @@ pub(crate) struct Facts {
     pub(crate) names: Vec<String>,
     /// URI names.
     pub(crate) uris: Vec<String>,
+    /// Who signed it, as it says.
+    pub(crate) issuer: String,
     pub(crate) from: Timestamp,
     pub(crate) until: Timestamp,
 }
@@ -27,7 +29,8 @@ pub(crate) fn facts(der: &[u8]) -> Option<Facts> {
     let time = |unix: i64| Timestamp(u64::try_from(unix).unwrap_or(0));
     let validity = certificate.validity();
     let (from, until) = (time(validity.not_before.timestamp()), time(validity.not_after.timestamp()));
-    let mut facts = Facts { names: Vec::new(), uris: Vec::new(), from, until };
+    let issuer = certificate.issuer().to_string();
+    let mut facts = Facts { names: Vec::new(), uris: Vec::new(), issuer, from, until };
     for extension in certificate.extensions() {
         let ParsedExtension::SubjectAlternativeName(names) = extension.parsed_extension() else { continue };
         for name in &names.general_names {
@@ -51,7 +54,7 @@ fn address(bytes: &[u8]) -> Option<String> {
 
 /// Tells how long it is good, seen at `now`.
 pub(super) fn tell(facts: &Facts, check: &str, now: Timestamp, report: &mut Report) {
-    let Facts { names, uris, from, until } = facts;
+    let Facts { names, uris, from, until, .. } = facts;
     let mut whom = names.join(", ");
     if !uris.is_empty() {
         whom = if whom.is_empty() { uris.join(", ") } else { format!("{whom}; {}", uris.join(", ")) };

@@ -127,7 +127,8 @@ async fn running(loaded: &LoadedEdge, admin: &AdminOptions, report: &mut Report)
                     "the rows below say why",
                 );
             }
-            connected(&nodes, report);
+            let managed = loaded.config.tls.nodes.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+            connected(&nodes, managed, report);
         }
         (Err(error), _) | (_, Err(error)) => {
             let failure = client.failure(error);
@@ -151,7 +152,7 @@ fn reachable(mut address: std::net::SocketAddr) -> std::net::SocketAddr {
     address
 }
 
-fn connected(nodes: &NodesView, report: &mut Report) {
+fn connected(nodes: &NodesView, managed: bool, report: &mut Report) {
     for node in &nodes.nodes {
         let check = format!("node {}", node.id);
         if !node.enabled {
@@ -159,7 +160,15 @@ fn connected(nodes: &NodesView, report: &mut Report) {
             continue;
         }
         if !node.connected {
-            let next = "start it: iop-node serve --edge … --token-file …; `iop doctor --edge …` there says what stands in its way";
+            // A Node with a certificate has a directory with its config, as `iop init --managed` and `iop node add` write it.
+            let next = if managed {
+                let config = format!("{}/node.yaml", node.id);
+                format!(
+                    "start it: iop-node serve --config {config}; `iop doctor --config {config}` there says what stands in its way"
+                )
+            } else {
+                "start it: iop-node serve --edge … --token-file …; `iop doctor --edge …` there says what stands in its way".to_owned()
+            };
             report.fail(check, "not connected", next);
             continue;
         }

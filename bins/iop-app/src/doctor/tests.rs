@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::config::EdgeConfig;
 use crate::init::{InitOptions, init};
+use crate::operate::client::DEFAULT_ADMIN;
 use crate::serve_edge::bind;
 use crate::serve_node;
 use crate::shutdown::Shutdown;
@@ -170,6 +171,54 @@ async fn the_edges_place_shows_its_config_certificates_and_what_runs() {
     let report = options.examine().await.unwrap();
     assert!(matches!(of(&report, "config"), (Verdict::Fail, text) if text.contains("no key `model`")));
     assert_eq!(report.findings.len(), 1, "what can't be read is not guessed at");
+}
+
+#[tokio::test]
+async fn a_managed_node_that_is_not_there_is_started_by_its_config_and_keys_that_all_can_read_are_told() {
+    // BIN-3, BIN-4, CRD-12
+    let dir = TestDir::new();
+    let options =
+        InitOptions { dir: dir.path().to_owned(), node: "gpu-1".to_owned(), managed: true, ..InitOptions::default() };
+    init(&options, SystemTime::now()).unwrap();
+    let path = dir.path().join("edge.yaml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let free = [":8180\"", ":8443\"", ":9190\""].iter().fold(text, |text, port| text.replace(port, ":0\""));
+    std::fs::write(&path, &free).unwrap();
+    let (loaded, problems) = EdgeConfig::load(&path);
+    let bound = bind(&loaded.unwrap_or_else(|| panic!("{problems}"))).await.unwrap();
+    let ports = [bound.openai_address, bound.nodes_address, bound.admin_address].map(|address| address.port());
+    let stop = Shutdown::default();
+    let edge = tokio::spawn(bound.serve(stop.clone()));
+    let running = ports.iter().fold(free, |text, port| text.replacen(":0\"", &format!(":{port}\""), 1));
+    std::fs::write(&path, running).unwrap();
+    let examine = async |file: &str| {
+        let config = Some(dir.path().join(file));
+        let admin = AdminOptions { admin: DEFAULT_ADMIN.to_owned(), ..AdminOptions::default() };
+        DoctorOptions { config, admin, ..DoctorOptions::default() }.examine().await.unwrap()
+    };
+    let report = examine("edge.yaml").await;
+    assert_eq!(of(&report, "node gpu-1").0, Verdict::Fail);
+    let next = report.findings.iter().find(|finding| finding.check == "node gpu-1").unwrap().next.clone().unwrap();
+    assert!(next.contains("iop-node serve --config gpu-1/node.yaml") && !next.contains("--token-file"), "{next}");
+    assert_eq!(of(&report, "config").0, Verdict::Ok, "{}", report.table(false));
+    stop.force();
+    let _ended = edge.await;
+
+    #[cfg(unix)]
+    for (file, key, check) in
+        [("edge.yaml", "certs/edge-key.pem", "config"), ("gpu-1/node.yaml", "gpu-1/key.pem", "settings")]
+    {
+        let key = dir.path().join(key);
+        std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        let report = examine(file).await;
+        let told: Vec<_> = report.findings.iter().filter(|finding| finding.check == check).collect();
+        assert_eq!(told.len(), 1, "{}", report.table(false));
+        assert_eq!(
+            (told[0].verdict, told[0].next.clone()),
+            (Verdict::Warn, Some(format!("chmod 600 {}", key.display())))
+        );
+        assert!(told[0].detail.contains("everybody on this machine can read"), "{:?}", told[0]);
+    }
 }
 
 #[test]

@@ -244,3 +244,86 @@ fn a_managed_backend_without_its_key_waits_for_it_and_wrong_flags_are_told() {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{failure}");
     }
 }
+
+/// What is below a directory, with the content and mode of files.
+fn everything(dir: &Path) -> BTreeSet<(PathBuf, String, u32)> {
+    let mut all = BTreeSet::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        #[cfg(unix)]
+        let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
+        #[cfg(not(unix))]
+        let mode = 0;
+        if path.is_dir() {
+            all.extend(everything(&path));
+            all.insert((path, String::new(), mode));
+        } else {
+            all.insert((path.clone(), fs::read_to_string(&path).unwrap(), mode));
+        }
+    }
+    all
+}
+
+#[test]
+fn a_fleet_is_written_as_a_whole_or_not_at_all() {
+    // BIN-2, BIN-3
+    let dir = TestDir::new();
+    for id in ["edge.yaml", "admin.key", "API-keys.yaml", "node-tokens.yaml", "slots.yaml", "ca", "certs", "keys"] {
+        let failure = init(&InitOptions { node: id.to_owned(), ..managed(&dir) }, SystemTime::now()).unwrap_err();
+        assert!(failure.to_string().contains("give the Node another id"), "{id}: {failure}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{id}");
+    }
+    // Everything that it writes beside the Nodes' directories is refused as the id of one.
+    init(&managed(&dir), SystemTime::now()).unwrap();
+    for entry in fs::read_dir(dir.path()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(is_reserved(&name) || name.starts_with("gpu-"), "{name}");
+    }
+    // The last file can't be written: what was there before is there as it was, and nothing else.
+    let again = TestDir::new();
+    again.write("keys", "in the way");
+    let options = InitOptions { dir: again.path().join("new/fleet"), ..managed(&again) };
+    init(&options, SystemTime::now()).unwrap();
+    fs::remove_dir_all(again.path().join("new")).unwrap();
+    for (dir, force) in [(again.path().to_owned(), false), (dir.path().to_owned(), true)] {
+        if force {
+            fs::remove_file(dir.join("gpu-2/node.env")).unwrap();
+            fs::create_dir(dir.join("gpu-2/node.env")).unwrap();
+        }
+        let before = everything(&dir);
+        let options = InitOptions { dir: dir.clone(), force, ..managed(&again) };
+        let failure = init(&options, SystemTime::now()).unwrap_err();
+        assert!(failure.to_string().contains("nothing was changed"), "{failure}");
+        assert_eq!(everything(&dir), before);
+    }
+}
+
+#[test]
+fn the_command_for_other_machines_makes_the_same_fleet() {
+    // BIN-2, BIN-3
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: InitOptions,
+    }
+    let dir = TestDir::new();
+    let keys = TestDir::new();
+    let paid = InitOptions {
+        backend: Some("https://api.example".to_owned()),
+        models: vec!["m".to_owned(), "org/n:latest".to_owned()],
+        secret_file: Some(keys.write("key.txt", "sk-provider\n")),
+        ..managed(&dir)
+    };
+    let local = InitOptions { backend: Some("http://127.0.0.1:8000".to_owned()), ..options(&dir) };
+    for options in [paid, managed(&dir), local, options(&dir)] {
+        let text = init(&InitOptions { force: true, ..options.clone() }, SystemTime::now()).unwrap().text;
+        let line = text.lines().find_map(|line| line.split_once("iop init ")).unwrap().1;
+        let words = std::iter::once("iop").chain(line.split(' '));
+        let read = <Line as clap::Parser>::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).options;
+        let host = vec!["NAME-OF-THIS-MACHINE".to_owned()];
+        assert_eq!(format!("{read:?}"), format!("{:?}", InitOptions { host, force: true, ..options }));
+    }
+    let spaced = InitOptions { dir: dir.path().join("it's new"), ..options(&dir) };
+    let text = init(&spaced, SystemTime::now()).unwrap().text;
+    assert!(text.contains(r"/it'\''s new' --node"), "{text}");
+}

@@ -174,6 +174,30 @@ fn at(options: &InitOptions, name: &str) -> String {
     if dir == Path::new(".") { name.to_owned() } else { dir.join(name).display().to_string() }
 }
 
+/// The command that makes the same for other machines to reach, in the place of this.
+fn again(options: &InitOptions) -> String {
+    let InitOptions { dir, host: _, node, backend, managed, models, secret_file, force: _ } = options;
+    let mut words = vec!["iop init".to_owned()];
+    words.extend(managed.then(|| "--managed".to_owned()));
+    words.extend((dir != Path::new(".")).then(|| format!("--dir {}", typed(&dir.display().to_string()))));
+    words.push(format!("--node {}", typed(node)));
+    words.extend(backend.iter().map(|url| format!("--backend {}", typed(url))));
+    words.extend(models.iter().map(|model| format!("--model {}", typed(model))));
+    words.extend(secret_file.iter().map(|file| format!("--secret-file {}", typed(&file.display().to_string()))));
+    words.push("--force --host NAME-OF-THIS-MACHINE".to_owned());
+    words.join(" ")
+}
+
+/// A word as a shell takes it.
+fn typed(word: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:,@%+=".contains(letter);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
 fn status(options: &InitOptions) -> String {
     match at(options, KEY_FILE) {
         key if key == KEY_FILE => "iop status".to_owned(),
@@ -189,7 +213,7 @@ pub(super) fn plain(parts: &Parts<'_>) -> String {
     let (edge_yaml, node_yaml, ca) = (at("edge.yaml"), at("node.yaml"), at("certs/ca.pem"));
     let (node_token, admin_key, key) = (at("node.token"), at(KEY_FILE), key.reveal());
     let elsewhere = if options.host.is_empty() {
-        "Both on this machine. For a Node on another one: iop init --force --host NAME-OF-THIS-MACHINE".to_owned()
+        format!("Both on this machine. For a Node on another one: {}", again(options))
     } else {
         format!("Copy {node_token} and {ca} to the Node's machine first.")
     };
@@ -253,8 +277,7 @@ Next:
         ));
     }
     text.push_str(&if options.host.is_empty() {
-        "\nAll on this machine. For Nodes on others: iop init --managed --force --host NAME-OF-THIS-MACHINE\n"
-            .to_owned()
+        format!("\nAll on this machine. For Nodes on others: {}\n", again(options))
     } else {
         format!("\nCopy each Node's directory ({}) to its machine; it is all the Node needs.\n", directories.join(", "))
     });

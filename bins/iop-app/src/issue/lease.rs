@@ -1,12 +1,13 @@
 //! Decides what `iop lease` does: the keys that sign credential leases, and what leases there were.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use iop_credential_lease::TrustedIssuers;
-use iop_edge_core::catalog::IssuerKey;
+use iop_edge_core::catalog::{IssuerKey, KeyFileError};
 use serde::Serialize;
 
+use super::record::quoted;
 use super::{Target, say_json};
 use crate::admin::usage::{LeaseReasonView, LeasesView};
 use crate::config::LoadedEdge;
@@ -65,8 +66,14 @@ pub async fn run(command: LeaseCommand) -> Result<(), Failure> {
     match command {
         LeaseCommand::Status { target } => status(&target).await,
         LeaseCommand::IssuerKey(IssuerKeyCommand::New { out, json }) => {
-            let failed =
-                |error| Failure::usage(format!("{}: {error}", out.display())).hint("--out FILE writes a new file");
+            if out.exists() {
+                return Err(Failure::usage(format!("{} is there already; nothing was changed", out.display()))
+                    .hint("--out FILE writes a new file only; `iop lease issuer-key show FILE` says what is in it"));
+            }
+            let failed = |error: KeyFileError| match error {
+                KeyFileError::Io(error) => Failure::fatal(format!("can't write {}: {error}", out.display())),
+                error => Failure::usage(format!("{}: {error}", out.display())),
+            };
             if let Some(directory) = out.parent() {
                 std::fs::create_dir_all(directory)
                     .map_err(|error| Failure::fatal(format!("can't make {}: {error}", directory.display())))?;
@@ -74,11 +81,15 @@ pub async fn run(command: LeaseCommand) -> Result<(), Failure> {
             let key = IssuerKey::create(&out).map_err(failed)?;
             show(&key, json);
             if !json {
+                let (config, name) = named(&out);
                 note(format!(
-                    "in {0}, for this user only. In edge.yaml:\n  credentials: {{ issuer_key: {0} }}\n\
+                    "in {}, for this user only. In {}:\n  credentials: {{ issuer_key: {} }}\n\
                      To replace a key without a failed request: name the new one as `issuer_key` and the old one under\n\
-                     `previous_issuers: [\"file:OLD.pem\"]`, `iop reload`, and take the old one out an hour later.",
-                    out.display()
+                     `previous_issuers: [\"file:OLD.pem\"]`, `iop reload`, and take the old one out once its leases are over:\n\
+                     after `lease_ttl_ms`, a minute by default.",
+                    out.display(),
+                    config.display(),
+                    quoted(&name.display().to_string())
                 ));
             }
             Ok(())
@@ -89,6 +100,16 @@ pub async fn run(command: LeaseCommand) -> Result<(), Failure> {
             Ok(())
         }
     }
+}
+
+/// Which config names this file, and how: the nearest `edge.yaml` above it, whose paths start at its own directory.
+fn named(file: &Path) -> (PathBuf, PathBuf) {
+    let config = file.ancestors().skip(1).map(|above| above.join("edge.yaml")).find(|config| config.is_file());
+    let found = config.and_then(|config| {
+        let name = file.strip_prefix(config.parent()?).ok()?.to_path_buf();
+        Some((config, name))
+    });
+    found.unwrap_or_else(|| ("edge.yaml".into(), std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf())))
 }
 
 fn show(key: &IssuerKey, json: bool) {
@@ -177,4 +198,28 @@ fn became(leases: &LeasesView) -> String {
         text.push_str(&format!("\nrefused    {count} by the {by}: {reason}"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testdir::TestDir;
+
+    #[tokio::test]
+    async fn a_new_issuer_key_replaces_none_and_is_named_as_its_config_takes_it() {
+        // BIN-3, CRD-11
+        let (dir, elsewhere) = (TestDir::new(), TestDir::new());
+        let config = dir.write("edge.yaml", "");
+        let key = dir.path().join("keys/issuer2.pem");
+        assert_eq!(named(&key), (config, "keys/issuer2.pem".into()));
+        let alone = elsewhere.path().join("issuer.pem");
+        assert_eq!(named(&alone), ("edge.yaml".into(), alone.clone()));
+        assert!(named(Path::new("keys/issuer.pem")).1.is_absolute());
+        let new = |out: PathBuf| run(LeaseCommand::IssuerKey(IssuerKeyCommand::New { out, json: false }));
+        new(key.clone()).await.unwrap();
+        let before = std::fs::read(&key).unwrap();
+        let failure = new(key.clone()).await.unwrap_err().to_string();
+        assert!(failure.contains("is there already; nothing was changed"), "{failure}");
+        assert_eq!(std::fs::read(&key).unwrap(), before);
+    }
 }

@@ -4,18 +4,18 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
 use iop_execution::Redacted;
 use iop_wire::link::grpc::{WantedEdge, certificate_identity};
 use iop_wire::{WorkloadIdentity, WorkloadRole};
 use rustls::RootCertStore;
-use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::token::{self, Issued};
 use super::{Target, say_json, told};
-use crate::certs::{Ca, LOCAL_NAMES, PemPair, VALID_DAYS};
+use crate::certs::{Ca, CaError, LOCAL_NAMES, PemPair, VALID_DAYS};
 use crate::config::LoadedEdge;
 use crate::config::edge::records::NODE_TOKENS;
 use crate::config::edge::{NodeRecord, NodesTls};
@@ -38,6 +38,8 @@ pub enum NodeCommand {
     /// Make a directory with all that a further Node needs: certificate, token, config
     Add(Box<AddNode>),
     /// Make a new key and certificate for a Node, or for the Edge
+    // What a default or a variable gives stands in the usage that is made, as if it had to be typed.
+    #[command(override_usage = "iop node renew [OPTIONS] <NODE>\n       iop node renew [OPTIONS] --edge")]
     Renew {
         /// Id of the Node, as in edge.yaml
         #[arg(required_unless_present = "edge_itself")]
@@ -45,6 +47,9 @@ pub enum NodeCommand {
         /// Those of the Edge instead, in the files that edge.yaml names
         #[arg(long = "edge", conflicts_with_all = ["node", "out"])]
         edge_itself: bool,
+        /// With --edge: replace a certificate of another CA, too
+        #[arg(long, requires = "edge_itself")]
+        force: bool,
         /// Where the Node's cert.pem and key.pem are, or go [default: the Node's directory beside the config]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
@@ -97,7 +102,7 @@ pub async fn run(command: NodeCommand) -> Result<(), Failure> {
         NodeCommand::Renew { node: Some(node), out, ca, target, .. } => {
             renew(&node, out.as_deref(), &ca, &target, SystemTime::now())
         }
-        NodeCommand::Renew { node: None, ca, target, .. } => renew_edge(&ca, &target, SystemTime::now()),
+        NodeCommand::Renew { node: None, ca, target, force, .. } => renew_edge(&ca, force, &target, SystemTime::now()),
     }
 }
 
@@ -138,7 +143,7 @@ fn open<'a>(place: &CaPlace, loaded: &'a LoadedEdge, now: SystemTime) -> Result<
     only_its_owner(&key)?;
     let (pem, secret) = (read(&cert).map_err(|failure| failure.hint(elsewhere))?, Redacted::new(read(&key)?));
     let ca = Ca::read(&pem, &secret, now)
-        .map_err(|error| Failure::usage(format!("the CA in {}: {error}", directory.display())))?;
+        .map_err(|error| Failure::usage(format!("the CA in {}: {error}", directory.display())).hint(mend(&error)))?;
     let at = |path: &Path| resolve_path(loaded.base(), &path.to_string_lossy());
     let trusted = tls::load_certificates(&at(client_ca)).map_err(|error| unreadable(&error))?;
     let root = tls::load_certificates(&cert).map_err(|error| unreadable(&error))?.swap_remove(0);
@@ -149,6 +154,23 @@ fn open<'a>(place: &CaPlace, loaded: &'a LoadedEdge, now: SystemTime) -> Result<
     }
     let chain = tls::load_certificates(&at(&files.cert)).map_err(|error| unreadable(&error))?;
     Ok(Certificates { files, ca, root, chain })
+}
+
+/// What to do with a CA that can't sign.
+fn mend(error: &CaError) -> &'static str {
+    match error {
+        CaError::Time => {
+            "look at this machine's clock. A CA that has ended is replaced by a new one, as `iop init --managed --dir NEW` \
+             makes it: put its certificate beside the old one in the file of `tls.nodes.client_ca` and in each Node's ca.pem, and make new \
+             certificates with --ca DIR"
+        }
+        CaError::Certificate | CaError::NoCa => {
+            "ca.pem is to hold the CA's own certificate, as `iop init --managed` writes it"
+        }
+        CaError::Key | CaError::OtherKey => {
+            "ca-key.pem is to hold the key of ca.pem: `openssl pkcs8 -topk8 -nocrypt` writes that form"
+        }
+    }
 }
 
 #[cfg(unix)]
@@ -229,10 +251,10 @@ async fn make(add: AddNode, now: SystemTime) -> Result<(), Failure> {
     if target.edge.json {
         say_json(&serde_json::json!({
             "node": node, "identity": identity.to_string(), "directory": shown.display().to_string(),
-            "edge": format!("https://{}", files.authority), "valid_days": VALID_DAYS, "token_id": made.token_id, "effect": effect,
+            "edge": format!("https://{}", files.authority), "valid_days": pair.valid_days(), "token_id": made.token_id, "effect": effect,
         }));
     } else {
-        say(format!("{}: {identity}, certificate for {VALID_DAYS} days, token", shown.display()));
+        say(format!("{}: {identity}, certificate for {}, token", shown.display(), days(&pair)));
         note(told(&effect, file.as_deref()));
         note(format!(
             "Copy it to the Node's machine; it is all the Node needs. There: iop-node serve --config {}",
@@ -242,15 +264,20 @@ async fn make(add: AddNode, now: SystemTime) -> Result<(), Failure> {
     effect.settled()
 }
 
+/// True if the name in that question differs from this one in its digits only: gpu-2 is no slip of gpu-1.
+fn is_next_of(question: &str, node: &str) -> bool {
+    let letters = |text: &str| text.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
+    question.split('`').nth(1).is_some_and(|meant| letters(meant) == letters(node))
+}
+
 /// The Node as the config has it; what to write there if it has none.
 fn known(node: &str, target: &Target) -> Result<NodeRecord, Failure> {
     token::node_of(node, target).map_err(|failure| {
-        if failure.hint.as_deref().is_some_and(|hint| hint.starts_with("did you mean")) {
-            return failure;
-        }
+        let meant = failure.hint.as_deref().filter(|hint| hint.starts_with("did you mean") && !is_next_of(hint, node));
+        let meant = meant.map(|hint| format!("{hint} If not, ")).unwrap_or_default();
         let id = super::record::quoted(node);
         failure.hint(format!(
-            "say first what it runs, under `nodes:` there, and name its providers under `models:` if these are listed:\n      \
+            "{meant}say first what it runs, under `nodes:` there, and name its providers under `models:` if these are listed:\n      \
              - {{ id: {id}, providers: [ {{ id: {id}, kind: vllm, base_url: \"http://127.0.0.1:8000\" }} ] }}"
         ))
     })
@@ -345,36 +372,56 @@ fn renew(node: &str, out: Option<&Path>, ca: &CaPlace, target: &Target, now: Sys
     fs::create_dir_all(&directory)
         .map_err(|error| Failure::fatal(format!("can't make {}: {error}", directory.display())))?;
     replace_pair(&cert, &key, &pair)?;
-    renewed(&identity, &cert, &key, "Put both in the place of the Node's own: it takes them by itself", target);
+    let next = "Put both in the place of the Node's own: it takes them by itself";
+    renewed(&identity, (&cert, &key), &pair, next, target);
     Ok(())
 }
 
-fn renew_edge(ca: &CaPlace, target: &Target, now: SystemTime) -> Result<(), Failure> {
+/// How long it is valid, and why not as long as others.
+fn days(pair: &PemPair) -> String {
+    match pair.valid_days() {
+        VALID_DAYS => format!("{VALID_DAYS} days"),
+        days => format!("{days} day{}: the CA ends then", if days == 1 { "" } else { "s" }),
+    }
+}
+
+fn renew_edge(ca: &CaPlace, force: bool, target: &Target, now: SystemTime) -> Result<(), Failure> {
     let loaded = target.load()?;
-    let Certificates { files, ca, chain, .. } = open(ca, &loaded, now)?;
+    let Certificates { files, ca, chain, root } = open(ca, &loaded, now)?;
     let at = |path: &Path| resolve_path(loaded.base(), &path.to_string_lossy());
     let leaf = chain.first().map(|leaf| &**leaf).unwrap_or_default();
     let identity = certificate_identity(leaf)
         .map_err(|problem| Failure::usage(format!("the Edge's identity, in {}: {problem}", files.cert.display())))?;
-    let names = facts(leaf).map(|facts| facts.names).unwrap_or_default();
-    let pair = signed(ca.edge(names, Some(&identity), now))?;
+    let Some(facts) = facts(leaf) else {
+        return Err(Failure::usage(format!("{} holds no certificate that can be read", files.cert.display())));
+    };
+    let then = UnixTime::since_unix_epoch(Duration::from_secs(facts.from.0));
+    if !force && let Err(error) = tls::is_of_ca(&chain, root, then) {
+        let (cert, issuer) = (files.cert.display(), facts.issuer);
+        let message =
+            format!("the Edge's certificate {cert} is not of this CA, but of {issuer} ({error}); nothing was changed");
+        return Err(Failure::usage(message).hint(
+            "renew it where it is from. --force puts one of this CA in its place, which only they take who trust this CA",
+        ));
+    }
+    let pair = signed(ca.edge(facts.names, Some(&identity), now))?;
     let (cert, key) = (at(&files.cert), at(&files.key));
     replace_pair(&cert, &key, &pair)?;
-    renewed(&identity, &cert, &key, "A running Edge takes them by itself, within 10 s", target);
+    renewed(&identity, (&cert, &key), &pair, "A running Edge takes them by itself, within 10 s", target);
     if loaded.config.tls.openai.as_ref().is_some_and(|openai| openai.cert != files.cert) {
         note("`tls.openai` names another certificate, which stays as it is");
     }
     Ok(())
 }
 
-fn renewed(identity: &WorkloadIdentity, cert: &Path, key: &Path, next: &str, target: &Target) {
-    let (cert, key) = (cert.display().to_string(), key.display().to_string());
+fn renewed(identity: &WorkloadIdentity, files: (&Path, &Path), pair: &PemPair, next: &str, target: &Target) {
+    let (cert, key) = (files.0.display().to_string(), files.1.display().to_string());
     if target.edge.json {
         say_json(&serde_json::json!({
-            "identity": identity.to_string(), "cert": cert, "key": key, "valid_days": VALID_DAYS,
+            "identity": identity.to_string(), "cert": cert, "key": key, "valid_days": pair.valid_days(),
         }));
     } else {
-        say(format!("{cert}, {key}: {identity}, for {VALID_DAYS} days"));
+        say(format!("{cert}, {key}: {identity}, for {}", days(pair)));
         note(next);
     }
 }

@@ -127,8 +127,8 @@ fn lines(records: &[SlotRecord]) -> Vec<String> {
     records.iter().map(record::slot).collect()
 }
 
-/// The secret on standard input: one line, as every key of a provider is.
-fn read_secret() -> Result<String, Failure> {
+/// The secret on standard input: one line, as every key of a provider is. `command` is what was typed, for the next try.
+fn read_secret(command: &str) -> Result<String, Failure> {
     if stdin().is_terminal() {
         note("paste the provider's key, then press Enter and Ctrl-D:");
     }
@@ -137,15 +137,15 @@ fn read_secret() -> Result<String, Failure> {
         .take(MAX_SECRET_BYTES)
         .read_to_string(&mut text)
         .map_err(|error| Failure::usage(format!("can't read the secret: {error}")))?;
-    checked(text)
+    checked(text, command)
 }
 
 /// What is no key is told before it is stored; the text itself never is.
-fn checked(text: String) -> Result<String, Failure> {
+fn checked(text: String, command: &str) -> Result<String, Failure> {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let (Some(line), None) = (lines.next(), lines.next()) else {
         return Err(
-            Failure::usage("the secret must be one line on standard input").hint("iop slot rotate NAME < key.txt")
+            Failure::usage("the secret must be one line on standard input").hint(format!("{command} < key.txt"))
         );
     };
     let form = CredentialForm::Header("x".to_owned());
@@ -185,7 +185,10 @@ async fn make(name: &str, secret: Option<String>, target: &Target) -> Result<(),
                 return Err(Failure::usage(format!("{} is there already; nothing was changed", path.display()))
                     .hint(format!("--secret file:{KEYS}/{name}.key takes what is in it")));
             }
-            (format!("file:{}", reference_to(&path, target)), Some((path, read_secret()?)))
+            (
+                format!("file:{}", reference_to(&path, target)),
+                Some((path, read_secret(&format!("iop slot new {name}"))?)),
+            )
         }
     };
     if let Some((path, secret)) = &stored {
@@ -308,7 +311,7 @@ async fn rotate(name: &str, in_place: bool, target: &Target) -> Result<(), Failu
         SecretReference::File(_) | SecretReference::Command(_) if in_place => loads(record, &target.config)?,
         SecretReference::File(path) => {
             let path = resolve_path(target.config.parent().unwrap_or(Path::new("")), &path);
-            stored = Some((path, read_secret()?));
+            stored = Some((path, read_secret(&format!("iop slot rotate {name}"))?));
         }
         SecretReference::Env(_) | SecretReference::Command(_) => {
             return Err(Failure::usage(format!(
@@ -447,7 +450,7 @@ mod tests {
         for (text, good) in
             [("sk-1\n", true), ("\n  sk-1  \n\n", true), ("", false), ("a\nb\n", false), ("a\u{7}b", false)]
         {
-            let result = checked(text.to_owned());
+            let result = checked(text.to_owned(), "iop slot new acme");
             assert_eq!(result.is_ok(), good, "{text:?}");
             if let Err(failure) = result {
                 assert!(!failure.to_string().contains("a\u{7}b"), "a secret is not repeated");

@@ -2,7 +2,7 @@
 //!
 //! It reads the tree and not the typed config, so that it says its part of a file that has other mistakes too.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use super::table::{MIN_PROBE_MS, MIN_STALL_MS, MIN_SUSPICION_WITHDRAW_MS};
 use super::{ADMIN_PORT, Listener, NODES_PORT, OPENAI_PORT};
 use crate::config::exposure::{Exposed, Protection, exposed, is_loopback};
 use crate::config::problem::{Position, Problems, did_you_mean};
-use crate::config::secret::{resolve_hash, resolve_path};
+use crate::config::secret::{readable_by_all, resolve_hash, resolve_path};
 use crate::config::tree::{Tree, Value};
 use crate::tls;
 
@@ -404,13 +404,19 @@ fn hash_file(text: &str, at: Position, base: &Path, problems: &mut Problems) {
 }
 
 fn tls_files(tree: &Tree, base: &Path, problems: &mut Problems) {
+    let mut told = BTreeSet::new();
     for name in ["openai", "nodes"] {
         let Some(pair) = tree.get("tls").and_then(|tls| tls.get(name)) else { continue };
-        if let (Some((cert, cert_at)), Some((key, key_at))) = (pair.text("cert"), pair.text("key"))
-            && let Err(error) = tls::load_pair(&resolve_path(base, cert), &resolve_path(base, key))
-        {
-            let at = if error.is_about_key() { key_at } else { cert_at };
-            problems.error(at, error.to_string(), Some("`iop init` makes a certificate for tests".to_owned()));
+        if let (Some((cert, cert_at)), Some((key, key_at))) = (pair.text("cert"), pair.text("key")) {
+            let key = resolve_path(base, key);
+            if let Err(error) = tls::load_pair(&resolve_path(base, cert), &key) {
+                let at = if error.is_about_key() { key_at } else { cert_at };
+                problems.error(at, error.to_string(), Some("`iop init` makes a certificate for tests".to_owned()));
+            }
+            // Both listeners may have one pair: it is told once.
+            if told.insert(key.clone()) {
+                readable_by_all(&key, key_at, problems);
+            }
         }
         if let Some((ca, at)) = pair.text("client_ca")
             && let Err(error) = tls::load_roots(&resolve_path(base, ca))

@@ -104,7 +104,9 @@ async fn the_ca_is_found_where_it_was_moved_and_what_does_not_fit_changes_nothin
         (format!("node add gpu-2 --ca {ca} --host elsewhere.example"), "edge.example, 10.1.2.3"),
         (format!("node add gpu-2 --ca {ca} --out {taken}"), "node.yaml is there already"),
         (format!("node add gpu-2 --ca {ca} --out /dev/null/gpu-2"), "nothing was changed"),
-        (format!("node add gpu-3 --ca {ca}"), "did you mean"),
+        (format!("node add gpu-3 --ca {ca}"), "say first what it runs"),
+        (format!("node add gpu-3 --ca {ca}"), "- { id: \"gpu-3\", providers: ["),
+        (format!("node add gpx-1 --ca {ca}"), "did you mean `gpu-1`? If not, say first what it runs"),
         (format!("node add the-new-one --ca {ca}"), "- { id: \"the-new-one\", providers: ["),
         (format!("node add gpu-1 --ca {ca}"), "has a token already"),
         (format!("node renew gpu-9x --ca {ca}"), "has no node `gpu-9x`"),
@@ -173,4 +175,49 @@ async fn certificates_are_renewed_in_their_place_under_the_names_and_identities_
     let json = said(&config, "node renew gpu-1 --json --no-reload").await;
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["identity"], &json["valid_days"]), (&"spiffe://iop.local/iop/node/gpu-1".into(), &90.into()));
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_ca_is_replaced_by_force_only() {
+    // BIN-3, CRD-10
+    let (dir, config) = fleet();
+    let (other, _) = fleet();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["certs/edge.pem", "certs/edge-key.pem"] {
+        fs::copy(other.path().join(name), at(name)).unwrap();
+    }
+    let issuer = facts(&tls::load_certificates(&at("certs/edge.pem")).unwrap()[0]).unwrap().issuer;
+    assert!(issuer.contains("IOP development CA "), "{issuer}");
+    let before = everything(dir.path());
+    let failure = typed(&config, "node renew --edge").await.unwrap_err().to_string();
+    assert!(failure.contains(&issuer) && failure.contains("--force"), "{failure}");
+    assert_eq!(everything(dir.path()), before);
+    typed(&config, "node renew --edge --force").await.unwrap();
+    assert_ne!(facts(&tls::load_certificates(&at("certs/edge.pem")).unwrap()[0]).unwrap().issuer, issuer);
+    // One of this CA that has ended is renewed as ever.
+    let cas = ["ca/ca.pem", "ca/ca-key.pem"].map(|name| text(&at(name)));
+    let long_ago = SystemTime::now() - Duration::from_secs(100 * 86_400);
+    let chain = tls::load_certificates(&at("certs/edge.pem")).unwrap();
+    let names = facts(&chain[0]).unwrap().names;
+    let identity = certificate_identity(&chain[0]).unwrap();
+    let root = tls::load_certificates(&at("ca/ca.pem")).unwrap().swap_remove(0);
+    let ca = Ca::read(&cas[0], &Redacted::new(cas[1].clone()), SystemTime::now()).unwrap();
+    let ended = ca.edge(names, Some(&identity), long_ago).unwrap();
+    fs::write(at("certs/edge.pem"), &ended.cert).unwrap();
+    fs::write(at("certs/edge-key.pem"), ended.key.expose()).unwrap();
+    typed(&config, "node renew --edge").await.unwrap();
+    let chain = tls::load_certificates(&at("certs/edge.pem")).unwrap();
+    assert_eq!(tls::is_of_ca(&chain, root, UnixTime::now()), Ok(()));
+}
+
+#[tokio::test]
+async fn a_ca_that_is_not_good_now_is_told_with_what_to_do() {
+    // BIN-5, CRD-10
+    let (_dir, config) = fleet();
+    let (loaded, _) = EdgeConfig::load(&config);
+    let loaded = loaded.unwrap();
+    let place = CaPlace { ca: None };
+    let far = SystemTime::now() + Duration::from_secs((crate::certs::CA_VALID_DAYS + 1) * 86_400);
+    let Err(failure) = open(&place, &loaded, far) else { panic!("it has ended") };
+    assert!(failure.to_string().contains("clock") && failure.to_string().contains("client_ca"), "{failure}");
 }

@@ -8,7 +8,7 @@ use iop_edge_core::catalog::{CredentialForm, CredentialSource, IssuerKey, Princi
 use super::super::check::Unique;
 use super::resolve_public_key;
 use crate::config::problem::{Position, Problems, did_you_mean};
-use crate::config::secret::{SecretReference, resolve_path};
+use crate::config::secret::{SecretReference, readable_by_all, resolve_path};
 use crate::config::tree::{Tree, Value};
 
 /// How a key that signs is made.
@@ -77,20 +77,6 @@ fn slots<'a>(credentials: &'a Tree, base: &Path, problems: &mut Problems) -> Uni
         }
     }
     names
-}
-
-fn readable_by_all(path: &Path, at: Position, problems: &mut Problems) {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
-        if mode & 0o004 != 0 {
-            let message = format!("everybody on this machine can read {}", path.display());
-            problems.warning(at, message, Some(format!("chmod 600 {}", path.display())));
-        }
-    }
-    #[cfg(not(unix))]
-    let _ = (path, at, problems);
 }
 
 fn profiles<'a>(credentials: &'a Tree, problems: &mut Problems) -> Unique<'a> {

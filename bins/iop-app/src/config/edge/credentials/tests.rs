@@ -11,9 +11,12 @@ pub(crate) fn folder() -> TestDir {
     let key = folder.write("acme.key", "sk-SENTINEL\n");
     let certificates = crate::certs::generate(&["localhost".to_owned()], std::time::SystemTime::now()).unwrap();
     folder.write("edge.pem", &certificates.edge);
-    folder.write("edge-key.pem", certificates.edge_key.expose());
+    let edge_key = folder.write("edge-key.pem", certificates.edge_key.expose());
     folder.write("ca.pem", &certificates.ca);
-    std::fs::set_permissions(key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    #[cfg(unix)]
+    for secret in [&key, &edge_key] {
+        std::fs::set_permissions(secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    }
     folder
 }
 
