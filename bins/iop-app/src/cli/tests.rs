@@ -64,3 +64,12 @@ fn every_program_and_every_command_has_a_page_of_its_own() {
     assert!(list.contains("iop\\-cmd\\-node(1)") && !list.contains("iop\\-node(1)"), "{list}");
     assert!(text("iop-cmd-node-add.1").contains("iop node add"));
 }
+
+#[test]
+fn what_node_renew_needs_is_one_of_two_and_the_config_is_not_asked_for() {
+    // BIN-3, BIN-5
+    let error = Iop::try_parse_from(["iop", "node", "renew"]).unwrap_err().to_string();
+    assert!(error.contains("<NODE>\n       iop node renew [OPTIONS] --edge"), "{error}");
+    assert!(!error.contains("--config"), "{error}");
+    assert!(Iop::try_parse_from(["iop", "node", "renew", "gpu-1", "--force"]).is_err(), "--force is about the Edge's");
+}

@@ -48,7 +48,7 @@ pub enum NodeCommand {
         #[arg(long = "edge", conflicts_with_all = ["node", "out"])]
         edge_itself: bool,
         /// With --edge: replace a certificate of another CA, too
-        #[arg(long, requires = "edge_itself")]
+        #[arg(long, requires = "edge_itself", conflicts_with = "node")]
         force: bool,
         /// Where the Node's cert.pem and key.pem are, or go [default: the Node's directory beside the config]
         #[arg(long, value_name = "DIR")]

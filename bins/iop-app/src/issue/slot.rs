@@ -454,6 +454,8 @@ mod tests {
             assert_eq!(result.is_ok(), good, "{text:?}");
             if let Err(failure) = result {
                 assert!(!failure.to_string().contains("a\u{7}b"), "a secret is not repeated");
+                let next = failure.hint.as_deref();
+                assert_eq!(next, (text != "a\u{7}b").then_some("iop slot new acme < key.txt"), "{text:?}");
             }
         }
     }

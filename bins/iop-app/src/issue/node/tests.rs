@@ -104,7 +104,7 @@ async fn the_ca_is_found_where_it_was_moved_and_what_does_not_fit_changes_nothin
         (format!("node add gpu-2 --ca {ca} --host elsewhere.example"), "edge.example, 10.1.2.3"),
         (format!("node add gpu-2 --ca {ca} --out {taken}"), "node.yaml is there already"),
         (format!("node add gpu-2 --ca {ca} --out /dev/null/gpu-2"), "nothing was changed"),
-        (format!("node add gpu-3 --ca {ca}"), "say first what it runs"),
+        (format!("node add gpu-3 --ca {ca}"), "\n    say first what it runs"),
         (format!("node add gpu-3 --ca {ca}"), "- { id: \"gpu-3\", providers: ["),
         (format!("node add gpx-1 --ca {ca}"), "did you mean `gpu-1`? If not, say first what it runs"),
         (format!("node add the-new-one --ca {ca}"), "- { id: \"the-new-one\", providers: ["),
