@@ -43,7 +43,7 @@ impl EdgeCheck {
     }
 
     /// Live connections are made anew, because what the next dial shows or sees is newer: each as soon as nothing runs on it, and
-    /// else at a random time in the second half of `within`. What runs then may finish, for five minutes or the drain grace,
+    /// else at a random time in the second half of `within`, at most a day. What runs then may finish, for five minutes or the drain grace,
     /// whichever is longer, and new requests wait for the Node or go elsewhere.
     pub fn renew(&self, within: Duration) {
         self.0.renew.send_replace(within);

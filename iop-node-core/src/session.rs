@@ -47,6 +47,8 @@ mod outgoing;
 const GOODBYE_LINGER: Duration = Duration::from_secs(1);
 /// Time for the last terminals to be written once the drain grace has passed and everything was cancelled.
 const DRAIN_FLUSH: Duration = Duration::from_secs(1);
+/// Longest time in which a connection is made anew, whoever asks for more.
+const MAX_RENEW_WITHIN: Duration = Duration::from_secs(86_400);
 /// How long what runs may take at least before a connection is made anew: nothing is wrong with it.
 const RENEW_GRACE: Duration = Duration::from_secs(300);
 /// How long a drain waits at least for requests that were on their way when it began.
@@ -396,7 +398,7 @@ impl Session<'_> {
     /// The connection is to be made anew: when nothing runs, or by a random time in the second half of `within`, so that Nodes
     /// which were renewed together do not leave together.
     fn renew(&mut self, within: Duration) -> Result<(), End> {
-        let half = within / 2;
+        let half = within.min(MAX_RENEW_WITHIN) / 2;
         self.renew_by = Some(now() + half + fraction(half, self.node.jitter()));
         Ok(())
     }
