@@ -328,8 +328,22 @@ impl EdgeState {
                 None
             }
             Ended::WasReady(claim) => {
-                if matches!(code, CloseCode::Restart | CloseCode::IdentityRevoked) {
-                    self.fleet.expect_back(&claim.node, now + RETURN_GRACE);
+                match code {
+                    CloseCode::Restart | CloseCode::IdentityRevoked => {
+                        self.fleet.expect_back(&claim.node, Some(now + RETURN_GRACE));
+                    }
+                    CloseCode::Drained | CloseCode::Shutdown | CloseCode::RemovedFromConfig => {
+                        self.fleet.expect_back(&claim.node, None);
+                    }
+                    CloseCode::Closed
+                    | CloseCode::HeartbeatTimeout
+                    | CloseCode::ProtocolViolation
+                    | CloseCode::FlowControl
+                    | CloseCode::ControlOverflow
+                    | CloseCode::Superseded
+                    | CloseCode::UnsupportedProtocol
+                    | CloseCode::RegisterTimeout
+                    | CloseCode::ReadyTimeout => self.fleet.expect_back_at_most(&claim.node, now + RETURN_GRACE),
                 }
                 self.fence(claim.generation, now);
                 let (node, generation) = (claim.node.clone(), claim.generation);

@@ -348,6 +348,8 @@ async fn supervise(
     let mut reconnect = Reconnect::new(inner.policy);
     loop {
         inner.set_status(NodeStatus::Connecting);
+        // From here on: what is renewed while it is dialled may be missing in the connection.
+        let renewals = inner.edge_check.renewals();
         let dialled = tokio::select! {
             biased;
             () = shutdown.cancelled() => return Ok(ServeEnd::Drained),
@@ -356,7 +358,7 @@ async fn supervise(
         let retry_after = match dialled {
             Ok(Ok(link)) => {
                 let ordinal = inner.ordinal.fetch_add(1, Ordering::Relaxed) + 1;
-                match session::serve(inner, link, ordinal, &mut reconnect, shutdown).await {
+                match session::serve(inner, link, ordinal, renewals, &mut reconnect, shutdown).await {
                     End::Shutdown { cancelled: false } => return Ok(ServeEnd::Drained),
                     End::Shutdown { cancelled: true } => return Ok(ServeEnd::Cancelled),
                     // Asked for, and not by the peer: there is nothing to wait for.

@@ -45,18 +45,29 @@ impl EdgeCheck {
     /// Live connections are made anew, because what the next dial shows or sees is newer: each as soon as nothing runs on it, and
     /// else at a random time in the second half of `within`, at most a day. What runs then may finish, for five minutes or the drain grace,
     /// whichever is longer, and new requests wait for the Node or go elsewhere.
-    pub fn renew(&self, within: Duration) {
+    ///
+    /// False if there is no connection, and none is being made.
+    pub fn renew(&self, within: Duration) -> bool {
         self.0.renew.send_replace(within);
+        self.0.renew.receiver_count() > 0
+    }
+
+    /// For a connection that is about to be made: whether it is to be made anew since now.
+    pub(crate) fn renewals(&self) -> Renewals {
+        Renewals(self.0.renew.subscribe())
     }
 
     /// For a connection that begins, with what its Edge has proved.
-    pub(crate) fn watch(&self, edge: Option<VerifiedIdentity>) -> Watch {
+    pub(crate) fn watch(&self, edge: Option<VerifiedIdentity>, Renewals(renewed): Renewals) -> Watch {
         let mut asked = self.0.good.subscribe();
         // What was asked before counts too: TLS may have begun with what was in force then.
         asked.mark_changed();
-        Watch { asked, renewed: self.0.renew.subscribe(), edge }
+        Watch { asked, renewed, edge }
     }
 }
+
+/// Wishes to begin anew since a connection was begun.
+pub(crate) struct Renewals(watch::Receiver<Duration>);
 
 /// What one connection watches.
 pub(crate) struct Watch {
@@ -125,11 +136,11 @@ mod tests {
         // CRD-10
         let edge = VerifiedIdentity::vouched(WorkloadIdentity::parse("spiffe://test/iop/edge/e1").unwrap(), []);
         let check = EdgeCheck::default();
-        let mut before = check.watch(Some(edge.clone()));
+        let mut before = check.watch(Some(edge.clone()), check.renewals());
         assert!(asked(&mut before) && before.is_good());
         assert!(!asked(&mut before));
         check.recheck(|edge| edge.identity().to_string() != "spiffe://test/iop/edge/e1");
-        let (mut after, mut nobody) = (check.watch(Some(edge)), check.watch(None));
+        let (mut after, mut nobody) = (check.watch(Some(edge), check.renewals()), check.watch(None, check.renewals()));
         for (watch, good) in [(&mut before, false), (&mut after, false), (&mut nobody, true)] {
             assert!(asked(watch));
             assert_eq!(watch.is_good(), good);
@@ -137,9 +148,15 @@ mod tests {
         }
         check.recheck(|_| true);
         assert!(asked(&mut before) && before.is_good());
-        // A connection that begins later is new enough.
-        check.renew(Duration::from_secs(9));
-        let mut later = check.watch(None);
+        // A connection that begins later is new enough; one that is being made may not be.
+        let dialling = check.renewals();
+        assert!(check.renew(Duration::from_secs(9)));
+        let mut dialled = check.watch(None, dialling);
+        assert_eq!(
+            [told(&mut dialled), told(&mut dialled)],
+            [Some(Told::Recheck), Some(Told::Renew(Duration::from_secs(9)))]
+        );
+        let mut later = check.watch(None, check.renewals());
         assert_eq!([told(&mut before), told(&mut before)], [Some(Told::Renew(Duration::from_secs(9))), None]);
         assert_eq!([told(&mut later), told(&mut later)], [Some(Told::Recheck), None]);
         drop(check);

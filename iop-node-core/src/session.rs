@@ -30,7 +30,7 @@ use crate::install::{Prepared, Refused, apply};
 use crate::node::{Inner, NodeStatus};
 use crate::observe::{RunOutcome, RunPath};
 use crate::probe::Observations;
-use crate::recheck::{Told, Watch};
+use crate::recheck::{Renewals, Told, Watch};
 use crate::state::config::ConfigSync;
 use crate::state::handshake::{Handshake, State, Step};
 use crate::state::leases::LeaseDesk;
@@ -213,11 +213,12 @@ pub(crate) async fn serve(
     node: &Arc<Inner>,
     link: NodeLink,
     ordinal: u64,
+    renewals: Renewals,
     reconnect: &mut Reconnect,
     shutdown: &CancellationToken,
 ) -> End {
     let now = now();
-    let edge = node.edge_check.watch(link.peer().identity);
+    let edge = node.edge_check.watch(link.peer().identity, renewals);
     let observer = Arc::clone(&node.observer);
     let Ok(leases) = LeaseDesk::open(&node.lease_issuers, edge.is_authenticated(), observer) else {
         tracing::error!("the operating system gives no randomness: there is no key for this connection");
@@ -287,17 +288,18 @@ impl Session<'_> {
         let fault = self.fault.clone();
         let mut timer = pin!(sleep_until(self.poll_timeout().into()));
         loop {
+            // Before the timer is set: a drain has times of its own.
+            if self.renew_by.is_some()
+                && self.is_idle()
+                && let Err(end) = self.drain(Because::Renewed)
+            {
+                return end;
+            }
             let due = self.poll_timeout().into();
             if timer.deadline() != due {
                 timer.as_mut().reset(due);
             }
             if let Some(end) = self.drained() {
-                return end;
-            }
-            if self.renew_by.is_some()
-                && self.is_idle()
-                && let Err(end) = self.drain(Because::Renewed)
-            {
                 return end;
             }
             // In a fixed order, so that a simulation can be repeated. What ends the connection or a run comes first; messages
@@ -382,7 +384,13 @@ impl Session<'_> {
 
     /// Who asks whether the Edge is still good gets an answer.
     fn recheck(&mut self) -> Result<(), End> {
-        if self.edge.is_good() || self.draining.is_some() {
+        if self.edge.is_good() || self.is_shutting_down() {
+            return Ok(());
+        }
+        if let Some(draining) = &mut self.draining {
+            // It has less time now.
+            draining.because = Because::EdgeIdentity;
+            draining.deadline = draining.deadline.min(now() + self.node.drain_grace);
             return Ok(());
         }
         tracing::warn!(
@@ -395,7 +403,7 @@ impl Session<'_> {
         self.draining.as_ref().is_some_and(|draining| draining.because == Because::Shutdown)
     }
 
-    /// The connection is to be made anew: when nothing runs, or by a random time in the second half of `within`, so that Nodes
+    /// The connection is to be made anew: when nothing runs, or by a random time in the second half of `within`, so that busy Nodes
     /// which were renewed together do not leave together.
     fn renew(&mut self, within: Duration) -> Result<(), End> {
         let half = within.min(MAX_RENEW_WITHIN) / 2;
@@ -416,7 +424,11 @@ impl Session<'_> {
             Because::Renewed => self.node.drain_grace.max(RENEW_GRACE),
         };
         let now = now();
-        let draining = Draining { because, deadline: now + grace, settled: now + DRAIN_SETTLE, cancelled: false };
+        let mut draining = Draining { because, deadline: now + grace, settled: now + DRAIN_SETTLE, cancelled: false };
+        if let Some(before) = self.draining.as_ref().filter(|before| before.cancelled) {
+            // What ran is being cancelled already.
+            (draining.deadline, draining.cancelled) = (before.deadline, true);
+        }
         if !self.handshake.drain() {
             return Err(draining.end());
         }

@@ -24,6 +24,8 @@ use crate::tls::{self, TlsError};
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 /// How long a connection that was made with other files than those of now may stay if it is never idle.
 const RENEW_WITHIN: Duration = Duration::from_secs(600);
+/// Later than this before its end nobody is asked any more: what would be won?
+const LEAST_LEFT: Duration = Duration::from_secs(60);
 /// A connection is made anew in this last part of the time for which the Edge's certificate is good: it may have another by now.
 const LAST_PART: u32 = 10;
 
@@ -47,22 +49,25 @@ struct Dial {
 #[derive(Debug, Default)]
 struct EdgeLeaf {
     shown: Vec<u8>,
-    /// The connection was asked to begin anew because of this one: an Edge that has no other one is not asked again.
-    asked: Vec<u8>,
+    /// A connection was asked to begin anew; not again before then, whichever certificate is seen.
+    next: u64,
 }
 
 impl EdgeLeaf {
-    /// The time in which a connection should be made anew, if the certificate ends soon and nobody was asked yet.
-    fn renew_within(&mut self, now: UnixTime) -> Option<Duration> {
+    /// The time in which a connection should be made anew, if the certificate ends soon. It is asked again each time half of what
+    /// is left has gone by: an Edge may get its new certificate late.
+    fn renew_within(&self, now: UnixTime) -> Option<Duration> {
         let facts = certificate::facts(&self.shown)?;
         let (from, until) = (facts.from.0, facts.until.0);
         let left = Duration::from_secs(until.saturating_sub(now.as_secs()));
         let last_part = Duration::from_secs(until.saturating_sub(from)) / LAST_PART;
-        if left > last_part || self.shown == self.asked {
-            return None;
-        }
-        self.asked.clone_from(&self.shown);
-        Some(RENEW_WITHIN.min(left / 2))
+        (left <= last_part && left >= LEAST_LEFT && now.as_secs() >= self.next).then(|| RENEW_WITHIN.min(left / 2))
+    }
+
+    /// Somebody was asked.
+    fn asked(&mut self, now: UnixTime) {
+        let until = certificate::facts(&self.shown).map_or(0, |facts| facts.until.0);
+        self.next = now.as_secs() + until.saturating_sub(now.as_secs()) / 2;
     }
 }
 
@@ -137,10 +142,14 @@ impl NodeFiles {
             });
         }
         // After that: an Edge that is no longer good is left for that reason.
+        let now = UnixTime::now();
         if look == Look::Renewed {
             check.renew(RENEW_WITHIN);
-        } else if let Some(within) = leaf(&known).renew_within(UnixTime::now()) {
-            check.renew(within);
+        } else {
+            let mut known = leaf(&known);
+            if known.renew_within(now).is_some_and(|within| check.renew(within)) {
+                known.asked(now);
+            }
         }
     }
 

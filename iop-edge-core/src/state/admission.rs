@@ -297,17 +297,26 @@ impl EdgeState {
     /// How long a request waits for a configured provider that could serve it and is away: what the model says, and at least
     /// until a Node that makes its connection anew should be back. Zero = nobody is waited for (FEN-3).
     fn absence_grace(&self, at: usize, need: &Need, now: Instant) -> Duration {
-        let Some(group) = self.groups.get(at) else { return Duration::ZERO };
+        let grace = self.groups.get(at).map(|group| group.model.absence_grace).unwrap_or_default();
+        let absent = self.absent(at, need).map(|provider| provider.returns_in(now).max(grace));
+        absent.max().unwrap_or_default()
+    }
+
+    /// How long it is until a Node that makes its connection anew should be back.
+    fn returns_in(&self, at: usize, need: &Need, now: Instant) -> Duration {
+        self.absent(at, need).map(|provider| provider.returns_in(now)).max().unwrap_or_default()
+    }
+
+    /// Configured providers that could serve this, are away, and may return.
+    fn absent<'a>(&'a self, at: usize, need: &'a Need) -> impl Iterator<Item = &'a ProviderState> {
+        let candidates = self.groups.get(at).into_iter().flat_map(|group| &group.model.candidates);
         let avoided = need.avoid.as_ref().filter(|avoid| !avoid.fallback).map(|avoid| &avoid.provider);
-        let candidates = group
-            .model
-            .candidates
-            .iter()
-            .filter(|candidate| Some(&candidate.provider) != avoided && !need.barred.contains(&candidate.provider));
-        let absent = candidates
+        let candidates = candidates.filter(move |candidate| {
+            Some(&candidate.provider) != avoided && !need.barred.contains(&candidate.provider)
+        });
+        candidates
             .filter_map(|candidate| self.fleet.provider(&candidate.provider))
-            .filter(|provider| provider.is_absent());
-        absent.map(|provider| provider.returns_in(now).max(group.model.absence_grace)).max().unwrap_or_default()
+            .filter(|provider| provider.is_absent())
     }
 
     /// Takes a place for an attempt, if there is one and the policy wants it. New work prefers Nodes that are no suspects
@@ -491,7 +500,7 @@ impl EdgeState {
                 if eligible {
                     line.iter().for_each(|attempt| self.timers.disarm(Timer::Absence(*attempt)));
                 } else if !grace.is_zero() {
-                    line.iter().for_each(|attempt| self.timers.arm_once(Timer::Absence(*attempt), now + grace));
+                    line.iter().for_each(|attempt| self.timers.arm_earlier(Timer::Absence(*attempt), now + grace));
                 } else {
                     hopeless.extend(line);
                 }
@@ -547,8 +556,14 @@ impl EdgeState {
         else {
             return;
         };
-        if self.groups.find(&model).is_none_or(|at| !self.is_eligible(at, &need)) {
-            self.refuse(attempt, SubmitError::Unavailable, WaitOutcome::Unavailable, now);
+        let at = self.groups.find(&model);
+        if at.is_some_and(|at| self.is_eligible(at, &need)) {
+            return;
+        }
+        // Its Node may have said meanwhile that it comes back, or later than it said before.
+        match at.map(|at| self.returns_in(at, &need, now)).filter(|longer| !longer.is_zero()) {
+            Some(longer) => self.timers.arm(Timer::Absence(attempt), now + longer),
+            None => self.refuse(attempt, SubmitError::Unavailable, WaitOutcome::Unavailable, now),
         }
     }
 

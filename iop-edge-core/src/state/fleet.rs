@@ -105,7 +105,9 @@ impl ProviderState {
             let PlaceLimits { capacity, long } = self::limits(pushed, limits.capacity);
             limits = PlaceLimits { capacity, long: long.min(limits.long) };
         }
-        self.returns_by = None;
+        if !draining {
+            self.returns_by = None;
+        }
         let adapter = in_force.adapter.clone();
         let (runs, tunnels, messages) = (report.runs, report.tunnels, report.messages);
         let raised = self.overlay.begin(generation, &adapter);
@@ -121,7 +123,9 @@ impl ProviderState {
 
     /// How long an absent one is expected to be away, if its Node said that it comes back (FEN-3).
     pub(crate) fn returns_in(&self, now: Instant) -> Duration {
-        self.returns_by.filter(|_| self.is_absent()).map_or(Duration::ZERO, |by| by.saturating_duration_since(now))
+        self.returns_by
+            .filter(|_| self.is_absent() && self.in_service)
+            .map_or(Duration::ZERO, |by| by.saturating_duration_since(now))
     }
 
     /// Its Node is away, or goes away: it may come back (FEN-3).
@@ -323,9 +327,18 @@ impl Fleet {
         self.online_of(generation).for_each(|online| online.draining = true);
     }
 
-    /// A Node ends its connection only to make a new one.
-    pub(crate) fn expect_back(&mut self, node: &NodeId, by: Instant) {
-        self.providers.iter_mut().filter(|state| state.node == *node).for_each(|state| state.returns_by = Some(by));
+    /// A Node ends its connection only to make a new one, and should be back by then; `None` = it will not be.
+    pub(crate) fn expect_back(&mut self, node: &NodeId, by: Option<Instant>) {
+        self.of_node(node).for_each(|state| state.returns_by = by);
+    }
+
+    /// The connection of a Node that may be expected back has ended otherwise than it said: not longer than until then.
+    pub(crate) fn expect_back_at_most(&mut self, node: &NodeId, by: Instant) {
+        self.of_node(node).for_each(|state| state.returns_by = state.returns_by.map(|expected| expected.min(by)));
+    }
+
+    fn of_node<'a>(&'a mut self, node: &'a NodeId) -> impl Iterator<Item = &'a mut ProviderState> {
+        self.providers.iter_mut().filter(move |state| state.node == *node)
     }
 
     /// Whether new work prefers other Nodes than this one (FEN-7).

@@ -313,12 +313,17 @@ impl EdgeState {
         self.handle_timeout(now);
         match self.registry.drain(connection) {
             Err(_) => self.violation(connection, Violation::State, now),
-            Ok(None) => {}
+            Ok(None) => {
+                // It drains already: only whether it comes back may be news.
+                if let (None, Some(node)) = (returns_in, self.registry.node_of(connection).cloned()) {
+                    self.fleet.expect_back(&node, None);
+                    self.resolve_waiters(now);
+                }
+            }
             Ok(Some(claim)) => {
                 self.fleet.drain(claim.generation);
-                if let Some(longest) = returns_in {
-                    self.fleet.expect_back(&claim.node, now + longest.min(MAX_RETURN) + RETURN_GRACE);
-                }
+                let back = returns_in.map(|longest| now + longest.min(MAX_RETURN) + RETURN_GRACE);
+                self.fleet.expect_back(&claim.node, back);
                 let (node, generation) = (claim.node, claim.generation);
                 self.effects.push_back(Effect::Publish(EdgeNodeEvent::Draining { node, generation }));
                 self.resolve_waiters(now);

@@ -18,7 +18,7 @@ use crate::state::timers::Timer;
 /// How long a connection whose identity is worth nothing any more may finish what runs on it.
 pub const IDENTITY_DRAIN: Duration = Duration::from_secs(30);
 /// How long requests wait for a Node that makes its connection anew, once the old one has ended (FEN-3).
-pub(super) const RETURN_GRACE: Duration = Duration::from_secs(5);
+pub(super) const RETURN_GRACE: Duration = Duration::from_secs(10);
 /// Longest time that a Node may say it needs until it is back.
 pub(super) const MAX_RETURN: Duration = Duration::from_secs(600);
 /// How often it is looked whether it has finished.
@@ -95,7 +95,7 @@ impl EdgeState {
         if let Ok(Some(claim)) = self.registry.drain(connection) {
             self.fleet.drain(claim.generation);
             // A renewed certificate may be there already.
-            self.fleet.expect_back(&claim.node, now + RETURN_GRACE);
+            self.fleet.expect_back(&claim.node, Some(now + IDENTITY_DRAIN + RETURN_GRACE));
             let (node, generation) = (claim.node, claim.generation);
             self.effects.push_back(Effect::Publish(EdgeNodeEvent::Draining { node, generation }));
             self.resolve_waiters(now);

@@ -49,9 +49,9 @@ impl Timers {
         self.due.insert((at, timer));
     }
 
-    /// Arms a timer unless it is armed.
-    pub(crate) fn arm_once(&mut self, timer: Timer, at: Instant) {
-        if !self.armed.contains_key(&timer) {
+    /// Arms a timer unless it is armed for an earlier time.
+    pub(crate) fn arm_earlier(&mut self, timer: Timer, at: Instant) {
+        if self.armed.get(&timer).is_none_or(|armed| *armed > at) {
             self.arm(timer, at);
         }
     }

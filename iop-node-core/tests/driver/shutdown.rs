@@ -191,17 +191,21 @@ async fn a_connection_is_made_anew_in_a_quiet_moment_and_else_in_time() {
     let check = node.check.clone();
     let mut conn = node.ready().await;
     let began = Instant::now();
-    check.renew(Duration::from_secs(600));
+    assert!(check.renew(Duration::from_secs(600)));
     assert_eq!(conn.next().await, ToEdge::Drain(Drain { deadline_ms: 300_000, returning: true }));
     conn.expect_goodbye(CloseCode::Restart).await;
     drop(conn);
     let mut conn = node.ready().await;
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}: nothing ran, and nothing is waited for", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_millis(500),
+        "{:?}: nothing ran, and nothing is waited for",
+        began.elapsed()
+    );
 
     // What runs may finish first, in the time there is.
     conn.run(1).await;
     let began = Instant::now();
-    check.renew(Duration::MAX);
+    assert!(check.renew(Duration::MAX));
     assert!(matches!(conn.rest(1).await.pop(), Some(RunEventKind::Complete(_))));
     assert_eq!(began.elapsed(), Duration::from_secs(200));
     assert!(matches!(conn.next().await, ToEdge::Drain(Drain { returning: true, .. })));
@@ -213,7 +217,7 @@ async fn a_connection_is_made_anew_in_a_quiet_moment_and_else_in_time() {
     conn.run(2).await;
     assert_eq!(conn.event(2).await.kind, RunEventKind::Start);
     let began = Instant::now();
-    check.renew(Duration::from_secs(40));
+    assert!(check.renew(Duration::from_secs(40)));
     while !matches!(conn.next().await, ToEdge::Drain(_)) {}
     assert!((20..=40).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     conn.run(3).await;

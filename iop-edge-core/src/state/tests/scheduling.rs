@@ -414,6 +414,35 @@ fn who_makes_its_connection_anew_is_waited_for() {
     state.handle_timeout(at(until));
     assert_eq!(refusals(&effects(&mut state)), [(waiter, SubmitError::Unavailable)], "it did not come");
 
+    // It changes its mind: a shutdown is one. An end of another kind is none, and nobody waits for long.
+    for (code, last) in
+        [(None, 2), (Some(CloseCode::Drained), 2), (Some(CloseCode::Closed), 2 + RETURN_GRACE.as_secs() as u32)]
+    {
+        let (mut state, id, _, _, waiter) = begin(Some(59 * SECOND));
+        match code {
+            None => state.handle_drain(id, None, at(2)),
+            Some(code) => state.handle_closed(id, code, at(2)),
+        }
+        state.handle_timeout(at(last) - Duration::from_millis(1));
+        let early = refusals(&effects(&mut state));
+        state.handle_timeout(at(last));
+        let refused = [early, refusals(&effects(&mut state))].concat();
+        assert_eq!(refused, [(waiter, SubmitError::Unavailable)], "{code:?}");
+        assert_eq!(state.submit(ask("m", 4), at(last)), Err(SubmitError::Unavailable));
+    }
+    // It ends later than it said.
+    let (mut state, id, generation, run, waiter) = begin(Some(10 * SECOND));
+    state.handle_terminal(run, generation, Verdict::Good, at(20));
+    state.handle_closed(id, CloseCode::Restart, at(20));
+    state.handle_timeout(at(29));
+    assert!(refusals(&effects(&mut state)).is_empty(), "10 s from its end");
+    state.handle_timeout(at(30));
+    assert_eq!(refusals(&effects(&mut state)), [(waiter, SubmitError::Unavailable)]);
+    // An operator took it out of service: that it comes back is no help.
+    let (mut state, ..) = begin(Some(59 * SECOND));
+    state.set_in_service(&NodeId::new("n1").unwrap(), false, at(2)).unwrap();
+    assert_eq!(state.submit(ask("m", 4), at(3)), Err(SubmitError::Unavailable));
+
     // By the code of its end alone.
     for (code, waits) in [
         (CloseCode::Restart, true),
