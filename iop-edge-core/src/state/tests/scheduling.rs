@@ -438,6 +438,16 @@ fn who_makes_its_connection_anew_is_waited_for() {
     assert!(refusals(&effects(&mut state)).is_empty(), "10 s from its end");
     state.handle_timeout(at(30));
     assert_eq!(refusals(&effects(&mut state)), [(waiter, SubmitError::Unavailable)]);
+    // A config that comes meanwhile changes nothing of that.
+    let (mut state, ..) = begin(Some(59 * SECOND));
+    let mut model = group("m", &["a", "b"]);
+    model.queue_timeout = 500 * SECOND;
+    let nodes = [node_entry("n1", &[("a", 1, 0)]), node_entry("n2", &[("b", 2, 0)])];
+    let [n1, n2] = nodes;
+    let catalog = Catalog::builder().revision(8).node(n1).node(n2).model(model).build().unwrap();
+    state.apply_config(Arc::new(catalog), at(2)).unwrap();
+    assert!(refusals(&effects(&mut state)).is_empty());
+    queued(state.submit(ask("m", 4), at(3)));
     // An operator took it out of service: that it comes back is no help.
     let (mut state, ..) = begin(Some(59 * SECOND));
     state.set_in_service(&NodeId::new("n1").unwrap(), false, at(2)).unwrap();
