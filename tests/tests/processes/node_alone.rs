@@ -4,11 +4,12 @@ use std::path::Path;
 
 use iop_execution::testkit::{Answer, ScriptedBackend};
 use iop_tests::answer::{Outcome, read};
+use iop_tests::fleet::{Fleet, Plan};
 use iop_tests::machine::eventually;
 use iop_tests::wire_client::Request;
 use rusqlite::{Connection, OpenFlags};
 
-use crate::{finish, fleet, hello, provider, says};
+use crate::{PROGRAMS, finish, fleet, hello, provider, says};
 
 /// Sockets of a process that wait for somebody to connect or send: listening TCP, and UDP without a peer.
 fn open_to_others(pid: u32) -> Vec<String> {
@@ -119,7 +120,9 @@ async fn a_journal_that_can_not_be_written_is_told_and_nothing_else_happens() {
 async fn sighup_makes_a_node_read_its_certificates_again_and_what_it_can_not_use_changes_nothing() {
     // BIN-5, CRD-10
     let backend = ScriptedBackend::builder().model("m", hello()).start().await.unwrap();
-    let mut fleet = fleet(provider(&backend, 4, &["m"])).await;
+    // What crosses the Node's Drain is sent again.
+    let plan = Plan::new(vec![provider(&backend, 4, &["m"])]).recovering();
+    let mut fleet = Fleet::start(PROGRAMS, plan).await;
     let ca = fleet.folder().path().join("ca.pem");
     let good = std::fs::read(&ca).unwrap();
     let mut client = fleet.client().await;
