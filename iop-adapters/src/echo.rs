@@ -7,11 +7,13 @@ use http::HeaderValue;
 /// The answer holds the value of the key's header, or a word of it that is not the name of its scheme: `Token abc` is also
 /// repeated by `abc`. JSON may write any character with a backslash, so the text counts as it reads, too.
 pub(crate) fn repeats(answer: &[u8], key: &HeaderValue) -> bool {
-    let key = key.as_bytes().trim_ascii();
-    let words = key.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-    let scheme = usize::from(key.contains(&b' '));
+    let words: Vec<_> = key.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).collect();
     let read = unescaped(answer);
-    words.skip(scheme).any(|word| {
+    let secrets = match &words[..] {
+        [_scheme, secrets @ ..] if !secrets.is_empty() => secrets,
+        only => only,
+    };
+    secrets.iter().any(|word| {
         let finder = memchr::memmem::Finder::new(word);
         finder.find(answer).is_some() || finder.find(&read).is_some()
     })
@@ -62,6 +64,7 @@ mod tests {
             ("Bearer a/b\"c", r#"{"error":"bad key \u0061\u002Fb\"c"}"#, true),
             ("Token abcdef", r#"{"error":"what is abcdef?"}"#, true),
             ("Token abcdef", r#"{"error":"no Token was sent"}"#, false),
+            ("Token\tabcdef", r#"{"error":"no Token was sent"}"#, false),
             ("abcdef", r#"{"error":"x-api-key abcdef is unknown"}"#, true),
             ("abcdef", r#"{"error":"abcde\u"}"#, false),
             ("abcdef", "abcde\\", false),

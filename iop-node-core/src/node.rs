@@ -297,7 +297,7 @@ impl Node {
         StatusHandle(self.inner.status.subscribe())
     }
 
-    /// Looks at the Edge of a live connection again, also while the Node serves.
+    /// Looks at the Edge of a live connection again, or has the connection made anew, also while the Node serves.
     #[must_use]
     pub fn edge_check(&self) -> EdgeCheck {
         self.inner.edge_check.clone()

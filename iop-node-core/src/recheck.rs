@@ -1,5 +1,5 @@
-//! Decides how a live connection learns that the Edge at its other end must prove itself again: certificates or roots have
-//! changed, or time has passed (CRD-10).
+//! Decides how a live connection learns that the Edge at its other end must prove itself again, or that it is to be made anew:
+//! certificates or roots have changed, or time has passed (CRD-10).
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use tokio::sync::watch;
 
 type Good = Arc<dyn Fn(&VerifiedIdentity) -> bool + Send + Sync>;
 
-/// Looks at the Edge again. Cheap to clone; works before, while and after the Node serves.
+/// What live connections are told when certificates or roots change: look at the Edge again, begin anew. Cheap to clone; works
+/// before, while and after the Node serves.
 #[derive(Clone)]
 pub struct EdgeCheck(Arc<Asked>);
 

@@ -521,6 +521,28 @@ async fn an_edge_that_is_not_who_it_was_gets_what_runs_done_and_nothing_more() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_that_is_made_anew_has_less_time_once_its_edge_is_not_who_it_was() {
+    // CRD-10
+    let stage = Stage::new().await;
+    *stage.paid.slow.lock().unwrap() = Duration::from_secs(200);
+    let running = tokio::spawn(stage.pair.ask(&stage.request("paid", true)));
+    stage
+        .pair
+        .until("it runs", |edge| edge.nodes[0].providers.iter().any(|provider| provider.in_use.in_use() > 0))
+        .await;
+    let check = stage.pair.edge_check(0);
+    assert!(check.renew(Duration::ZERO));
+    stage.pair.until("no new work", |edge| edge.nodes[0].draining).await;
+    let began = Instant::now();
+    check.recheck(|edge| edge.identity().id() != "edge");
+    stage.pair.node_gone(0).await;
+    assert!((30..=36).contains(&began.elapsed().as_secs()), "{:?}: not the five minutes of a renewal", began.elapsed());
+    // Its stream had begun with a comment (REC-8): one error, and no end as if it were whole.
+    let answer = running.await.unwrap();
+    assert!(answer.text().contains("\"error\"") && !answer.text().contains("[DONE]"), "{}", answer.text());
+}
+
+#[tokio::test(start_paused = true)]
 async fn issuers_and_secrets_change_under_load_and_no_request_fails() {
     // CRD-8: overlap of two issuers, a new revision at once, told to the Nodes when the old leases are through
     let mut stage = Stage::new().await;

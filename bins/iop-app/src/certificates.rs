@@ -2,13 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use iop_edge_core::Edge;
 use iop_wire::link::grpc::NodeVerifier;
 use rustls::ServerConfig;
 use rustls_pki_types::UnixTime;
-use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::LoadedEdge;
 use crate::config::secret::resolve_path;
@@ -16,11 +14,8 @@ use crate::edge_runtime::EdgeRuntime;
 use crate::exit::Failure;
 use crate::listener::TlsSource;
 use crate::metrics::EdgeMetrics;
-use crate::renew::{LOOK_EVERY, Look, Renewable};
+use crate::renew::{Look, Looks, Renewable};
 use crate::tls::{self, TlsError};
-
-/// How often live sessions are looked at by the clock alone.
-const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// What the listener of Nodes needs.
 #[derive(Debug)]
@@ -135,13 +130,11 @@ impl EdgeCertificates {
     /// # Cancel safety
     /// May be dropped at any time.
     pub async fn keep(self) {
-        let mut ticks = interval(LOOK_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let every = u32::try_from(RECHECK_EVERY.as_millis() / LOOK_EVERY.as_millis()).unwrap_or(1);
-        for tick in 0_u32.. {
-            ticks.tick().await;
+        let mut looks = Looks::default();
+        loop {
+            let recheck = looks.next().await;
             let this = self.clone();
-            let _done = tokio::task::spawn_blocking(move || this.look(tick % every == 0)).await;
+            let _done = tokio::task::spawn_blocking(move || this.look(recheck)).await;
         }
     }
 }

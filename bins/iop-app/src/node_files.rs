@@ -9,19 +9,16 @@ use iop_node_core::{EdgeCheck, LeaseIssuers, OwnIssuers, TrustedIssuers};
 use iop_wire::link::grpc::{NodeTls, WantedEdge};
 use iop_wire::{VerifiedIdentity, WorkloadRole};
 use rustls_pki_types::{ServerName, UnixTime};
-use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::NodeSettings;
 use crate::config::node::IssuerSource;
 use crate::doctor::certificate;
 use crate::exit::Failure;
 use crate::node_metrics::{FilesOf, NodeMetrics};
-use crate::renew::{LOOK_EVERY, Look, Renewable};
+use crate::renew::{Look, Looks, Renewable};
 use crate::shutdown::Hangup;
 use crate::tls::{self, TlsError};
 
-/// How often the Edge's certificate is looked at by the clock alone.
-const RECHECK_EVERY: Duration = Duration::from_secs(60);
 /// How long a connection that was made with other files than those of now may stay if it is never idle.
 const RENEW_WITHIN: Duration = Duration::from_secs(600);
 /// Later than this before its end nobody is asked any more: what would be won?
@@ -158,22 +155,16 @@ impl NodeFiles {
     /// # Cancel safety
     /// May be dropped at any time.
     pub async fn keep(self, check: EdgeCheck, mut hangup: Hangup) {
-        let mut ticks = interval(LOOK_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let every = u32::try_from(RECHECK_EVERY.as_millis() / LOOK_EVERY.as_millis()).unwrap_or(1);
-        let mut tick = 0_u32;
+        let mut looks = Looks::default();
         loop {
-            let asked = tokio::select! {
-                _ = ticks.tick() => false,
-                () = hangup.next() => true,
+            let recheck = tokio::select! {
+                recheck = looks.next() => recheck,
+                () = hangup.next() => {
+                    tracing::info!("SIGHUP: certificates and lease issuers are read again; other settings need a restart");
+                    true
+                }
             };
-            if asked {
-                tracing::info!("SIGHUP: certificates and lease issuers are read again; other settings need a restart");
-            } else {
-                tick = tick.wrapping_add(1);
-            }
             let (this, check) = (self.clone(), check.clone());
-            let recheck = asked || tick.is_multiple_of(every);
             let _done = tokio::task::spawn_blocking(move || this.look(&check, recheck)).await;
         }
     }

@@ -1,4 +1,5 @@
-//! Decides when files are read again that may change while a process runs: what is made of files is made again when they change, and kept when they are bad.
+//! Decides when files are read again that may change while a process runs: what is made of them is made again when they change,
+//! and kept when they are bad.
 //!
 //! A pair is written as two files, and not at once: what does not fit together is looked at again, and the old one stays.
 
@@ -9,8 +10,40 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
 /// How often an Edge or a Node looks at its files.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// With every so manieth look, live sessions are looked at by the clock alone: once a minute.
+pub const LOOKS_TO_RECHECK: u32 = 6;
+
+/// When to look.
+#[derive(Debug)]
+pub struct Looks {
+    ticks: Interval,
+    next: u32,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        let mut ticks = interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { ticks, next: 0 }
+    }
+}
+
+impl Looks {
+    /// Waits for the next look; the first comes at once. Answers whether live sessions are looked at as well.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn next(&mut self) -> bool {
+        self.ticks.tick().await;
+        let recheck = self.next == 0;
+        self.next = (self.next + 1) % LOOKS_TO_RECHECK;
+        recheck
+    }
+}
 
 type Make<T> = Box<dyn Fn() -> Result<T, String> + Send + Sync>;
 
@@ -166,5 +199,15 @@ mod tests {
         assert_eq!(renewable.look(), Look::Renewed);
         std::fs::remove_file(&path).unwrap();
         assert!(Renewable::new(vec![path.clone()], move || Err::<(), _>(bad(&path))).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_are_looked_at_once_a_minute_and_at_first() {
+        // CRD-10
+        let (mut looks, began) = (Looks::default(), tokio::time::Instant::now());
+        for look in 0..13 {
+            assert_eq!(looks.next().await, look % 6 == 0, "{look}");
+            assert_eq!(began.elapsed(), look * LOOK_EVERY);
+        }
     }
 }

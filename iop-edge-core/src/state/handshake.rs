@@ -308,7 +308,8 @@ impl EdgeState {
         }
     }
 
-    /// The Node takes no new work: what runs goes on, who waits looks for another place.
+    /// The Node takes no new work: what runs goes on, who waits looks for another place. `returns_in`: its connection ends only to
+    /// be made anew, at the latest after that time, so that who finds no other place waits for it (FEN-3).
     pub(crate) fn handle_drain(&mut self, connection: ConnectionId, returns_in: Option<Duration>, now: Instant) {
         self.handle_timeout(now);
         match self.registry.drain(connection) {
