@@ -17,7 +17,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use iop_adapters::{OpenAiCompat, OpenAiCompatConfig};
 use iop_edge_core::openai::{OpenAiConfig, RequestObserver, RequestRecord, ResponseModel};
-use iop_execution::testkit::cases::{CaseEnd, ChatCase, Expected, chat_case, chat_cases};
+use iop_execution::testkit::cases::{CaseEnd, ChatCase, Expected, USAGE_CASES, chat_case, chat_cases};
 use iop_execution::testkit::{Answer, ScriptedBackend};
 use iop_tests::answer::{Outcome, event_json, read};
 use iop_tests::pair::{Pair, PairPlan, PairProvider, one_attempt};
@@ -219,21 +219,12 @@ async fn usage_of_every_form_is_counted_once_and_shown_to_who_asked_in_one_form(
     let report = r#"{"id":"c","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#;
     let late = late.write(format!("data: {report}\n\n")).write("data: [DONE]\n\n");
     let backend = ScriptedBackend::builder().all_cases().model("after_finish", late).start().await.unwrap();
-    let names = [
-        "ok",
-        "usage_no_choices",
-        "usage_null_choices",
-        "usage_twice",
-        "usage_in_finish",
-        "usage_null_each",
-        "llama_n2_two_usages",
-        "after_finish",
-    ];
+    let names: Vec<_> = USAGE_CASES.into_iter().chain(["llama_n2_two_usages", "after_finish"]).collect();
     let counted = Arc::new(Counted::default());
     let config = one_attempt().with_observer(Arc::<Counted>::clone(&counted));
     let [tunnel, run] = both_wires(&backend, &names, Duration::from_secs(30), config).await;
     for (wire, pair) in [("tunnel", &tunnel), ("run", &run)] {
-        for name in names {
+        for name in names.iter().copied() {
             for asked in [true, false] {
                 let more = if asked { json!({ "stream_options": { "include_usage": true } }) } else { json!({}) };
                 let answer =

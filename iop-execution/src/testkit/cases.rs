@@ -55,6 +55,10 @@ const OK: Expected = Expected { text: TEXT, end: CaseEnd::Ok };
 const CUT: Expected = Expected { text: TEXT, end: CaseEnd::Error };
 const NOTHING: Expected = Expected { text: "", end: CaseEnd::Error };
 
+/// Streams that report 3 tokens of input and 2 of output, each in another form.
+pub const USAGE_CASES: [&str; 6] =
+    ["ok", "usage_no_choices", "usage_null_choices", "usage_twice", "usage_in_finish", "usage_null_each"];
+
 /// Every case.
 #[must_use]
 pub fn chat_cases() -> Vec<ChatCase> {

@@ -1,7 +1,7 @@
 use iop_execution::event::FinishReason;
 use iop_execution::failure::{FailureCode, ProviderReason};
 use iop_execution::testkit::Answer;
-use iop_execution::testkit::cases::{CaseEnd, ChatCase, chat_case, chat_cases};
+use iop_execution::testkit::cases::{CaseEnd, ChatCase, USAGE_CASES, chat_case, chat_cases};
 use iop_execution::{AdapterKey, RunId};
 
 use super::*;
@@ -179,15 +179,7 @@ async fn usage_reaches_the_caller_whatever_form_it_has() {
     // EXE-7, API-4
     let backend = ScriptedBackend::with_all_cases().await.unwrap();
     let adapter = adapter(&backend);
-    for name in [
-        "ok",
-        "usage_no_choices",
-        "usage_null_choices",
-        "usage_twice",
-        "usage_in_finish",
-        "usage_null_each",
-        "json_not_sse",
-    ] {
+    for name in USAGE_CASES.into_iter().chain(["json_not_sse"]) {
         let stream = name != "json_not_sse";
         let frames = collect(&mut tunnel(&adapter, name, stream)).await;
         let usages: Vec<_> = frames
