@@ -344,13 +344,15 @@ impl Writer {
         let Some(connection) = &mut self.connection else { return };
         let age = u64::try_from(self.options.max_age.as_millis()).unwrap_or(u64::MAX);
         let oldest = (self.options.clock)().saturating_sub(age);
-        let pruned =
-            connection.execute("DELETE FROM iop_runs WHERE created_ms < ?1", [integer(oldest)]).and_then(|_| {
-                connection.execute(
-                    "DELETE FROM iop_runs WHERE id <= (SELECT id FROM iop_runs ORDER BY id DESC LIMIT 1 OFFSET ?1)",
-                    [integer(self.options.max_rows)],
-                )
-            });
+        let most = integer(self.options.max_rows);
+        let too_many = "DELETE FROM iop_runs WHERE id <= (SELECT id FROM iop_runs ORDER BY id DESC LIMIT 1 OFFSET ?1)";
+        let pruned = patiently(
+            || {
+                connection.execute("DELETE FROM iop_runs WHERE created_ms < ?1", [integer(oldest)])?;
+                connection.execute(too_many, [most])
+            },
+            |error| trouble_of(error) == JournalTrouble::Busy,
+        );
         if let Err(error) = pruned {
             self.failed(&error);
         }

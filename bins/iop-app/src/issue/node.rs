@@ -130,6 +130,9 @@ struct Certificates<'a> {
     chain: Vec<CertificateDer<'static>>,
 }
 
+/// Where a CA is that is not there.
+const ELSEWHERE: &str = "`iop init --managed` wrote it to ca/; --ca DIR says where it is now";
+
 /// The CA, if the Edge trusts Nodes by it.
 fn open<'a>(place: &CaPlace, loaded: &'a LoadedEdge, now: SystemTime) -> Result<Certificates<'a>, Failure> {
     let files = loaded.config.tls.nodes.as_ref();
@@ -139,9 +142,8 @@ fn open<'a>(place: &CaPlace, loaded: &'a LoadedEdge, now: SystemTime) -> Result<
     };
     let directory = place.ca.clone().unwrap_or_else(|| loaded.base().join(CA_DIR));
     let (cert, key) = (directory.join(CA_CERT), directory.join(CA_KEY));
-    let elsewhere = "`iop init --managed` wrote it to ca/; --ca DIR says where it is now";
     only_its_owner(&key)?;
-    let (pem, secret) = (read(&cert).map_err(|failure| failure.hint(elsewhere))?, Redacted::new(read(&key)?));
+    let (pem, secret) = (read(&cert).map_err(|failure| failure.hint(ELSEWHERE))?, Redacted::new(read(&key)?));
     let ca = Ca::read(&pem, &secret, now)
         .map_err(|error| Failure::usage(format!("the CA in {}: {error}", directory.display())).hint(mend(&error)))?;
     let at = |path: &Path| resolve_path(loaded.base(), &path.to_string_lossy());
@@ -183,8 +185,7 @@ fn only_its_owner(key: &Path) -> Result<(), Failure> {
             Err(Failure::usage(message).hint(format!("chmod 600 {}", key.display())))
         }
         Ok(_) => Ok(()),
-        Err(error) => Err(Failure::usage(format!("can't read {}: {error}", key.display()))
-            .hint("`iop init --managed` wrote it to ca/; --ca DIR says where it is now")),
+        Err(error) => Err(Failure::usage(format!("can't read {}: {error}", key.display())).hint(ELSEWHERE)),
     }
 }
 
